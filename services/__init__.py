@@ -1,0 +1,1 @@
+"""The processes of a Splitwise cluster: one folder each, all thin shells over ``splitwise``."""

@@ -1,0 +1,1 @@
+"""Engines: the interface, the emulated engine, and vLLM with its KV connector."""

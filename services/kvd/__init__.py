@@ -1,0 +1,1 @@
+"""The KV daemon: one per node, pushes KV blocks between engines."""

@@ -1,0 +1,1 @@
+"""The prompt service: a gRPC shell around one engine whose home pool is prompt."""

@@ -1,0 +1,1 @@
+"""The router: cluster scheduler, request life cycle and client API."""

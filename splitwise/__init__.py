@@ -1,0 +1,1 @@
+"""Splitwise: LLM serving with the prompt phase and the token phase on different machines."""

@@ -1,0 +1,1 @@
+"""The client SDK: `Client` and `AsyncClient` for a Splitwise router."""

@@ -1,0 +1,1 @@
+"""KV blocks and transfers, pure: geometry, coalescing, transfer life cycle, integrity."""

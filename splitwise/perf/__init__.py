@@ -1,0 +1,1 @@
+"""The performance model: phase times, profile fitting, hardware catalogue, link model."""

@@ -1,0 +1,1 @@
+"""Search over cluster designs: which machines serve a workload within its SLOs."""

@@ -1,0 +1,1 @@
+"""Event-driven simulator that runs the scheduler core of `splitwise.scheduling`."""
