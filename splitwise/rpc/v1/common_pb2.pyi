@@ -467,6 +467,8 @@ class MachineDescription(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     KV_FACTS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
+    VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """host:port of its gRPC server; IPv6 as [::1]:9000"""
     home_pool: Global___Pool.ValueType
@@ -493,6 +495,13 @@ class MachineDescription(_message.Message):
     """"vllm" or "emulated", with version"""
     node: _builtins.str
     """node name; machines of one node share a KV daemon"""
+    tokenizer: _builtins.str
+    """Folder with tokenizer.json and its companions, as the machine sees it; the router may be
+    told another. Empty with an emulated engine: the router then uses its built-in byte
+    tokenizer, in which ids 0 to 255 are bytes and higher ids are words.
+    """
+    vocab_size: _builtins.int
+    """token ids are below it; 0: not known to the engine"""
     @_builtins.property
     def identity(self) -> Global___MachineIdentity: ...
     @_builtins.property
@@ -517,10 +526,12 @@ class MachineDescription(_message.Message):
         engine: _builtins.str = ...,
         node: _builtins.str = ...,
         kv_facts: _abc.Iterable[_builtins.str] | None = ...,
+        tokenizer: _builtins.str = ...,
+        vocab_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "engine", b"engine", "engine_id", b"engine_id", "home_pool", b"home_pool", "identity", b"identity", "kv_blocks", b"kv_blocks", "kv_facts", b"kv_facts", "kv_fingerprint", b"kv_fingerprint", "kvd_address", b"kvd_address", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "engine", b"engine", "engine_id", b"engine_id", "home_pool", b"home_pool", "identity", b"identity", "kv_blocks", b"kv_blocks", "kv_facts", b"kv_facts", "kv_fingerprint", b"kv_fingerprint", "kvd_address", b"kvd_address", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "node", b"node", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,13 @@ The router opens one stream per service and keeps it. Commands go down, events c
 The first command is `hello`, the first event `ready`. All tokens of one engine
 iteration travel in one event message. When the stream breaks, the machine cancels and
 frees all that came on it.
+
+Every StartPrompt and StartToken is answered by `accepted` or `failed`; every CancelWork
+of work that is known by `failed` with FAILURE_CAUSE_CANCELLED, once all is free. Work
+that is over is not answered again. The prompt phase is over for the router with its
+`tokens`; the machine still holds the KV cache until it was delivered, and a CancelWork
+that arrives until then gives it up. The engine never sees stop strings: the router
+matches them.
 """
 
 from collections import abc as _abc
@@ -475,18 +482,25 @@ Global___WorkFailed: _TypeAlias = WorkFailed  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):
+    """The machine takes no new work: it drains, its engine failed, or its KV daemon is away.
+    `over`: that has passed and it takes work again.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    over: _builtins.bool
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["over", b"over", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,13 @@ The router opens one stream per service and keeps it. Commands go down, events c
 The first command is `hello`, the first event `ready`. All tokens of one engine
 iteration travel in one event message. When the stream breaks, the machine cancels and
 frees all that came on it.
+
+Every StartPrompt and StartToken is answered by `accepted` or `failed`; every CancelWork
+of work that is known by `failed` with FAILURE_CAUSE_CANCELLED, once all is free. Work
+that is over is not answered again. The prompt phase is over for the router with its
+`tokens`; the machine still holds the KV cache until it was delivered, and a CancelWork
+that arrives until then gives it up. The engine never sees stop strings: the router
+matches them.
 """
 
 from collections import abc as _abc
