@@ -1,0 +1,30 @@
+"""Settings of every process: one schema, read from flags, environment, a YAML file, defaults."""
+
+from splitwise.config.address import Address
+from splitwise.config.load import Loaded, load_settings
+from splitwise.config.schema import (
+    EngineKind,
+    EngineSettings,
+    KvdSettings,
+    LogFormat,
+    MachineSettings,
+    RouterSettings,
+    Settings,
+    TelemetrySettings,
+    TlsSettings,
+)
+
+__all__ = [
+    "Address",
+    "EngineKind",
+    "EngineSettings",
+    "KvdSettings",
+    "Loaded",
+    "LogFormat",
+    "MachineSettings",
+    "RouterSettings",
+    "Settings",
+    "TelemetrySettings",
+    "TlsSettings",
+    "load_settings",
+]

@@ -1,0 +1,1 @@
+"""Starting and supervising processes: the shell of every service, and `splitwise up`."""

@@ -1,0 +1,118 @@
+"""The shell of every service process: settings, logs, signals, exit codes.
+
+A service's ``__main__`` is one line, ``sys.exit(run_service(...))`` with its coroutine. The
+coroutine sets itself up, calls `Lifecycle.ready`, waits for `Lifecycle.stop`, drains and
+returns. Supervisors read the events ``service.starting``, ``service.loading``,
+``service.ready``, ``service.stopping`` and ``service.stopped`` from its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from splitwise.config import Settings, load_settings
+from splitwise.errors import ConfigError, ExitCode, ListenError
+from splitwise.telemetry import configure_logs, get_logger, serve_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from splitwise.config import Address
+
+DIE_WITH_PARENT = "SPLITWISE_DIE_WITH_PARENT"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Lifecycle:
+    """What a service tells its supervisor, and how it is told to stop."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self._started = time.monotonic()
+
+    def loading(self, what: str, **fields: object) -> None:
+        """Say what start-up is doing now, such as ``model``."""
+        get_logger().info("service.loading", what=what, **fields)
+
+    def ready(self, address: Address | None, **fields: object) -> None:
+        """Say that work is taken at `address` (with the port that was bound)."""
+        seconds = round(time.monotonic() - self._started, 2)
+        shown = None if address is None else str(address)
+        get_logger().info("service.ready", address=shown, seconds=seconds, pid=os.getpid(), **fields)
+
+
+def run_service(
+    service: str,
+    section: str,
+    serve: Callable[[Settings, Lifecycle], Awaitable[None]],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Run one service until it ends or SIGTERM or SIGINT stops it; returns the exit code.
+
+    `service` is its name in logs, `section` its section of the settings. A second signal
+    cancels the coroutine. A `ConfigError`, at start or later, gives `ExitCode.CONFIG`.
+    """
+    die_with_parent()
+    try:
+        settings = load_settings(section, sys.argv[1:] if arguments is None else arguments).settings
+    except ConfigError as error:
+        print(f"splitwise {service}: {error}", file=sys.stderr)
+        return ExitCode.CONFIG
+    configure_logs(settings.telemetry, service=service, name=_name(settings, section))
+    log = get_logger()
+    log.info("service.starting", pid=os.getpid())
+    try:
+        with serve_metrics(settings.telemetry.metrics_listen):
+            asyncio.run(_run(serve, settings))
+    except ConfigError as error:
+        log.critical("service.config_refused", error=str(error))
+        return ExitCode.CONFIG
+    except ListenError as error:
+        log.critical("service.cannot_listen", error=str(error))
+        return ExitCode.FAILED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        log.warning("service.interrupted")
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        log.exception("service.failed", error=str(error))
+        return ExitCode.FAILED
+    log.info("service.stopped")
+    return ExitCode.OK
+
+
+def die_with_parent() -> None:
+    """With SPLITWISE_DIE_WITH_PARENT set, have the kernel kill this process with its parent."""
+    parent = os.environ.get(DIE_WITH_PARENT)
+    if not parent:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent.isdigit() and os.getppid() != int(parent):  # it died before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _run(serve: Callable[[Settings, Lifecycle], Awaitable[None]], settings: Settings) -> None:
+    lifecycle = Lifecycle()
+    task = asyncio.ensure_future(serve(settings, lifecycle))
+
+    def on_signal(number: signal.Signals) -> None:
+        if lifecycle.stop.is_set():
+            task.cancel()
+            return
+        get_logger().info("service.stopping", signal=number.name)
+        lifecycle.stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await task
+
+
+def _name(settings: Settings, section: str) -> str:
+    names = {"machine": settings.machine.id, "kvd": settings.kvd.node, "router": settings.router.router_id}
+    return names.get(section, "")

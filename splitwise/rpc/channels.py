@@ -1,0 +1,163 @@
+"""How every gRPC connection of the project is made: one way to listen, one to connect.
+
+Both ends get options that agree (a server that allows pings less often than its clients
+send them closes the connection with ``too_many_pings``), limits above our own, so that an
+oversized prompt meets our error and not the transport's, and TLS where it is set.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from splitwise.errors import ConfigError, ListenError
+from splitwise.rpc.identity import Guard, server_name
+from splitwise.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from splitwise.config import Address, TlsSettings
+    from splitwise.rpc.identity import Role
+
+# Our own limit on a prompt is 4 MiB of text; ids of such a prompt take up to 5 bytes each.
+MESSAGE_BYTES = 64 * 2**20
+KEEPALIVE_MS = 20_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+# Half of the interval at which clients ping, so that jitter never strikes.
+PING_ALLOWED_MS = KEEPALIVE_MS // 2
+
+Options = list[tuple[str, int | str]]
+
+SHARED_OPTIONS: Options = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+SERVER_OPTIONS: Options = [
+    *SHARED_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_ALLOWED_MS),
+    ("grpc.so_reuseport", 0),  # a second process on the port fails instead of taking half the calls
+]
+CHANNEL_OPTIONS: Options = [
+    *SHARED_OPTIONS,
+    ("grpc.enable_retries", 0),  # retries are ours: only where they are safe
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+def open_channel(
+    address: Address, *, tls: TlsSettings | None = None, role: Role | None = None
+) -> grpc.aio.Channel:
+    """Connect (lazily) from asyncio; with TLS the peer must have a certificate for `role`."""
+    options = _channel_options(tls, role)
+    if tls is None or not tls.on:
+        return grpc.aio.insecure_channel(str(address), options)
+    return grpc.aio.secure_channel(str(address), _channel_credentials(tls), options)
+
+
+def open_sync_channel(
+    address: Address, *, tls: TlsSettings | None = None, role: Role | None = None
+) -> grpc.Channel:
+    """Connect (lazily) from threads; otherwise as `open_channel`."""
+    options = _channel_options(tls, role)
+    if tls is None or not tls.on:
+        return grpc.insecure_channel(str(address), options)
+    return grpc.secure_channel(str(address), _channel_credentials(tls), options)
+
+
+class RpcServer:
+    """A gRPC server with health, reflection and, with TLS, a check of the caller's role.
+
+    Register servicers on `grpc`, then `start`; it is NOT_SERVING until `set_serving`.
+    """
+
+    def __init__(self, address: Address, services: Iterable[str], *, tls: TlsSettings | None = None) -> None:
+        """`services` are the full names (``splitwise.v1.Router``) for health and reflection."""
+        self._address = address
+        self._tls = tls if tls is not None and tls.on else None
+        self._services = tuple(services)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+        self._stopping = False
+        guards = [Guard()] if self._tls else []
+        self.grpc = grpc.aio.server(interceptors=guards, options=SERVER_OPTIONS)
+
+    async def start(self) -> Address:
+        """Listen and serve; returns the address with the port that was bound.
+
+        Raises `ListenError` when the address cannot be listened on.
+        """
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+        await self.set_serving(False)
+        try:
+            port = (
+                self.grpc.add_secure_port(str(self._address), _server_credentials(self._tls))
+                if self._tls
+                else self.grpc.add_insecure_port(str(self._address))
+            )
+        except RuntimeError:
+            raise ListenError(
+                f"listen: cannot listen on {self._address}: in use, or not this host's"
+            ) from None
+        if self._tls is None and not self._address.is_loopback:
+            get_logger().warning("rpc.plaintext", listen=str(self._address), remedy="set the tls section")
+        await self.grpc.start()
+        return self._address.with_port(port)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tell health checks whether new work is taken; never again true after `stop`."""
+        serving = serving and not self._stopping
+        kind = health_pb2.HealthCheckResponse
+        status = kind.SERVING if serving else kind.NOT_SERVING
+        for service in ("", *self._services):
+            await self._health.set(service, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Become NOT_SERVING, take no new call, let running ones end, cut them after `grace_s`."""
+        await self.set_serving(False)
+        self._stopping = True
+        await self.grpc.stop(grace_s)
+
+
+def _channel_options(tls: TlsSettings | None, role: Role | None) -> Options:
+    if tls is None or not tls.on or role is None:
+        return CHANNEL_OPTIONS
+    return [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name(role))]
+
+
+def _channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        root_certificates=_pem("ca", tls.ca),
+        private_key=_pem("key", tls.key),
+        certificate_chain=_pem("certificate", tls.certificate),
+    )
+
+
+def _server_credentials(tls: TlsSettings) -> grpc.ServerCredentials:
+    pair = (_pem("key", tls.key), _pem("certificate", tls.certificate))
+    return grpc.ssl_server_credentials([pair], root_certificates=_pem("ca", tls.ca), require_client_auth=True)
+
+
+def _pem(field: str, path: Path | None) -> bytes:
+    if path is None:
+        raise ConfigError(f"tls.{field}: needed for TLS")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"tls.{field}: {path}: {error.strerror}") from None
+    if b"-----BEGIN " not in content:
+        raise ConfigError(f"tls.{field}: {path} is not a PEM file")
+    return content
