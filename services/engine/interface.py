@@ -44,6 +44,7 @@ class PromptWork:
     sampling: SamplingParams
     transfer: Transfer | None
     mode: TransferMode.ValueType
+    lease_ms: int = 60_000  # the KV blocks are kept so long after the prompt for their delivery
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Hello(_message.Message):
     LOAD_REPORT_MS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     load_report_ms: _builtins.int
-    """how often the machine shall report its load"""
+    """how often to report the load on this stream; 0: not here"""
     def __init__(
         self,
         *,
@@ -163,9 +163,12 @@ class StartPrompt(_message.Message):
     TRANSFER_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     DESTINATION_MACHINE_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
     mode: _common_pb2.TransferMode.ValueType
     destination_machine: _builtins.str
     """for logs; the destination's daemon sends the grant"""
+    lease_ms: _builtins.int
+    """the KV cache is kept so long for its delivery"""
     @_builtins.property
     def work(self) -> Global___WorkRef: ...
     @_builtins.property
@@ -187,10 +190,11 @@ class StartPrompt(_message.Message):
         transfer: _common_pb2.TransferRef | None = ...,
         mode: _common_pb2.TransferMode.ValueType = ...,
         destination_machine: _builtins.str = ...,
+        lease_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_machine", b"destination_machine", "mode", b"mode", "sampling", b"sampling", "token_ids", b"token_ids", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_machine", b"destination_machine", "lease_ms", b"lease_ms", "mode", b"mode", "sampling", b"sampling", "token_ids", b"token_ids", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -428,7 +432,9 @@ Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
 
 @_typing.final
 class KvReceived(_message.Message):
-    """The transfer is complete and verified; from the token machine."""
+    """The transfer is complete and verified; from the token machine. May come twice: without
+    `stats` before the second token, and with them when the daemon has reported them.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
