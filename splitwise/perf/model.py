@@ -40,7 +40,7 @@ class Curve:
             raise PerformanceModelError(f"a curve has {len(self.x)} x and {len(self.y)} y; they must pair up")
         if not 1 <= len(self.x) <= kernels.KNOTS:
             raise PerformanceModelError(
-                f"a curve has {len(self.x)} points; it needs 1 to {kernels.KNOTS}: measure or keep fewer sizes"
+                f"a curve has {len(self.x)} points; it needs 1 to {kernels.KNOTS}: measure fewer sizes"
             )
         if not all(map(isfinite, (*self.x, *self.y))) or min(self.y) <= 0.0:
             raise PerformanceModelError(f"a curve needs finite x and positive y, not x={self.x} y={self.y}")

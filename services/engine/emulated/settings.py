@@ -1,0 +1,58 @@
+"""Settings of the emulated engine."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class EmulatedSettings(BaseModel):
+    """What one emulated machine pretends to be. The defaults keep it at a few megabytes.
+
+    The KV memory is `kv_blocks` x `layers` x `block_tokens` x `token_bytes_per_layer` bytes.
+    It is deliberately smaller than the emulated model's: what is real is that every byte
+    of it is written, moved and read back.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("emulated", min_length=1, description="name that requests use")
+    performance_model: str = Field(
+        "llama2-70b", description="LLM whose phase times are emulated; a name from the model catalogue"
+    )
+    hardware: str = Field("h100-80gb", description="machine type from the hardware catalogue")
+    tensor_parallel: int = Field(8, ge=1)
+    time_scale: float = Field(
+        1.0, ge=0.0, description="multiplies every emulated duration; 1 is real time, 0 takes no time"
+    )
+    max_model_len: int = Field(8192, ge=2, description="prompt plus output, in tokens")
+    max_running: int = Field(128, ge=1, description="requests in one batch")
+    max_prompt_batch: int = Field(2048, ge=1, description="prompt tokens in one iteration")
+    kv_blocks: int = Field(4096, ge=1)
+    block_tokens: int = Field(16, ge=1, le=1024)
+    layers: int = Field(4, ge=1, le=512)
+    token_bytes_per_layer: int = Field(
+        16, ge=8, description="KV bytes of one token in one layer; a multiple of 8"
+    )
+    vocab_size: int = Field(32_000, ge=512, description="made tokens are words: ids from 256")
+    eos_probability: float = Field(
+        0.0, ge=0.0, le=1.0, description="chance that a token ends the text; decided by its KV like any token"
+    )
+    expect_lease_ms: int = Field(60_000, ge=1, description="how long blocks may be kept after the prompt")
+
+    @model_validator(mode="after")
+    def _whole_words(self) -> EmulatedSettings:
+        if self.token_bytes_per_layer % 8:
+            raise ValueError(
+                f"token_bytes_per_layer is {self.token_bytes_per_layer}; it must be a multiple of 8"
+            )
+        return self
+
+    @property
+    def words(self) -> int:
+        """64-bit words of KV of one token in one layer."""
+        return self.token_bytes_per_layer // 8
+
+    @property
+    def eos_token_id(self) -> int:
+        """The id that ends a text."""
+        return self.vocab_size - 1
