@@ -66,7 +66,7 @@ def model_salt(model: str) -> int:
 
 
 def token_step(token_id: int, position: int) -> int:
-    """What one token adds to the prefix sum."""
+    """Return what one token adds to the prefix sum."""
     return mix(token_id * _TOKEN_STEP + position * _POSITION_STEP + _GOLDEN)
 
 
