@@ -47,6 +47,8 @@ ALLOWED: dict[str, frozenset[Role]] = {
     "/splitwise.v1.PromptService/": frozenset({Role.ROUTER}),
     "/splitwise.v1.TokenService/": frozenset({Role.ROUTER}),
     "/splitwise.v1.KvdPeer/": frozenset({Role.KVD}),
+    # A machine whose transfer nobody waits for any more tells its own node's daemon.
+    "/splitwise.v1.KvdPeer/Revoke": frozenset({Role.KVD, Role.MACHINE}),
     "/splitwise.v1.Kvd/": frozenset({Role.MACHINE, Role.OPERATOR}),
     "/grpc.": frozenset(Role),  # health and reflection
 }
