@@ -1,0 +1,22 @@
+"""Choosing the engine: the one place that names their classes, imported only when chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from splitwise.config import EngineKind
+
+if TYPE_CHECKING:
+    from services.engine.interface import Engine
+    from splitwise.config import MachineSettings
+
+
+def create_engine(settings: MachineSettings) -> Engine:
+    """Return the engine that the settings name, not yet started; raises `ConfigError`."""
+    if settings.engine.kind is EngineKind.EMULATED:
+        from services.engine.emulated import EmulatedEngine
+
+        return EmulatedEngine(settings, settings.id, settings.kvd_socket)
+    from services.engine.vllm import VllmEngine
+
+    return VllmEngine(settings, settings.id, settings.kvd_socket)

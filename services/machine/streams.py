@@ -1,0 +1,131 @@
+"""The control streams that are open now, and what all of them are told.
+
+Both servicers use one `Streams`: it greets a router, feeds commands to the work table,
+sends events and load reports, and cancels what came on a stream when that breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from services.machine.outbox import Outbox
+from splitwise.errors import InvalidRequestError, UnavailableError
+from splitwise.rpc.status import abort
+from splitwise.rpc.v1.machine_pb2 import Draining, MachineEvent, MachineEvents, PromptCommand, TokenCommand
+from splitwise.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from typing import Any
+
+    import grpc.aio
+
+    from services.machine.works import WorkTable
+    from splitwise.rpc.v1.common_pb2 import MachineDescription
+    from splitwise.rpc.v1.machine_pb2 import Hello
+    from splitwise.scheduling.events import Phase
+
+    Context = grpc.aio.ServicerContext[Any, MachineEvents]
+
+HELLO_TIMEOUT_S = 10.0
+Command = TypeVar("Command", PromptCommand, TokenCommand)
+
+
+class Streams:
+    """All routers' streams of this machine. `description` is None until the engine is loaded."""
+
+    def __init__(self, works: WorkTable, *, grace_s: float) -> None:
+        self._works = works
+        self._grace_s = grace_s
+        self._open: set[Outbox] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+        self._over = False
+        self.description: MachineDescription | None = None
+
+    def tell_draining(self, reason: str, *, over: bool = False) -> None:
+        """Say on every stream that no new work is taken, or that it is again."""
+        for outbox in self._open:
+            outbox.add(MachineEvent(draining=Draining(reason=reason, over=over)))
+
+    async def close(self) -> None:
+        """End every stream after what is queued on it, and take no other."""
+        self._over = True
+        for outbox in list(self._open):
+            outbox.close()
+        for task in list(self._closing):
+            task.cancel()
+        await self._none_open.wait()
+
+    async def run(
+        self,
+        phase: Phase,
+        commands: AsyncIterator[Command],
+        context: Context,
+        execute: Callable[[Outbox, Command], None],
+    ) -> AsyncIterator[MachineEvents]:
+        """Serve one control stream of either service until one end closes it."""
+        if self.description is None or self._over:
+            await abort(context, UnavailableError("the machine is loading or stops", retry_after=1.0))
+        hello = await self._hello(commands, context)
+        outbox = Outbox()
+        outbox.add(MachineEvent(ready=self.description))
+        if self._works.refusal is not None:
+            outbox.add(MachineEvent(draining=Draining(reason=self._works.refusal[1])))
+        self._open.add(outbox)
+        self._none_open.clear()
+        log = get_logger().bind(router=hello.router_id, phase=phase.value)
+        log.info("stream.opened")
+        tasks = [asyncio.create_task(_read(commands, outbox, execute))]
+        if hello.load_report_ms:
+            tasks.append(asyncio.create_task(self._report_load(outbox, hello.load_report_ms / 1000)))
+        try:
+            async for batch in outbox.batches():
+                yield batch
+        finally:
+            outbox.close()
+            self._open.discard(outbox)
+            if not self._open:
+                self._none_open.set()
+            for task in tasks:
+                task.cancel()
+            log.info("stream.closed", overflowed=outbox.overflowed)
+            self._drop_later(outbox)
+
+    async def _hello(self, commands: AsyncIterator[Command], context: Context) -> Hello:
+        try:
+            first = await asyncio.wait_for(anext(commands), HELLO_TIMEOUT_S)
+        except (StopAsyncIteration, TimeoutError):
+            first = None
+        if first is None or first.WhichOneof("command") != "hello":
+            await abort(context, InvalidRequestError("command: the first on a stream must be hello"))
+        return first.hello
+
+    async def _report_load(self, outbox: Outbox, every_s: float) -> None:
+        while True:
+            outbox.add(MachineEvent(load=self._works.load()))
+            await asyncio.sleep(every_s)
+
+    def _drop_later(self, outbox: Outbox) -> None:
+        """Cancel a broken stream's work after the grace period; its router starts it elsewhere."""
+
+        async def drop() -> None:
+            await asyncio.sleep(self._grace_s)
+            self._works.drop(outbox, "the router's stream broke")
+
+        task = asyncio.create_task(drop())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _read(
+    commands: AsyncIterator[Command], outbox: Outbox, execute: Callable[[Outbox, Command], None]
+) -> None:
+    """Execute commands until the router closes its half; then the stream ends."""
+    try:
+        async for command in commands:
+            execute(outbox, command)
+    finally:
+        outbox.close()
