@@ -1,0 +1,201 @@
+"""The two generation routes: one call to the router, answered whole or as a stream.
+
+Nothing is sent before the router's first message, so everything that goes wrong until then
+is an HTTP status. Later it is an SSE error event, after which the connection is closed in
+the middle of the body: a client that reads no error events must not take what it has for
+the whole answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from services.router.gateway.bodies import ChatBody, CompletionBody
+from services.router.gateway.logprobs import LogprobWriter
+from services.router.gateway.metrics import FAILED_STREAMS, STALLED_STREAMS, STREAMS
+from services.router.gateway.refusals import Refusal, from_error, invalid
+from services.router.gateway.render import DONE, Answer, event
+from services.router.gateway.requests import read_body
+from services.router.gateway.translate import chat_call, completion_call, parse
+from splitwise.errors import RemoteError, ServerError, UnavailableError
+from splitwise.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from services.router.gateway.backend import GatewayBackend
+    from services.router.gateway.requests import GatewayOptions
+    from services.router.gateway.translate import Call
+    from splitwise.rpc.v1.router_pb2 import GenerateResponse
+
+    Messages = AsyncGenerator[GenerateResponse, None]
+
+SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would collect the chunks
+}
+
+
+class GenerationRoutes:
+    """``/v1/completions`` and ``/v1/chat/completions``."""
+
+    def __init__(self, backend: GatewayBackend, options: GatewayOptions) -> None:
+        self._backend = backend
+        self._options = options
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Serve ``POST /v1/completions``."""
+        body = parse(CompletionBody, await read_body(request, self._options))
+        return await self._serve(request, completion_call(body, _client_request_id(request)))
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """Serve ``POST /v1/chat/completions``."""
+        body = parse(ChatBody, await read_body(request, self._options))
+        return await self._serve(request, chat_call(body, _client_request_id(request)))
+
+    async def _serve(self, http: web.Request, call: Call) -> web.StreamResponse:
+        if not call.request.model:
+            call.request.model = self._only_model()
+        try:
+            echo = await self._echo(call)
+            async with aclosing(self._backend.generate(call.request)) as messages:
+                first = await anext(messages, None)
+                if first is None:
+                    raise _unfinished()
+                answer = self._answer(call, first, echo)
+                headers = {"x-request-id": first.request_id}
+                if not call.stream:
+                    return await _whole(answer, first, messages, headers)
+                return await self._stream(http, call, answer, first, messages, headers)
+        except RemoteError as error:
+            raise from_error(error, call.names) from error
+
+    def _only_model(self) -> str:
+        names = [model.name for model in self._backend.list_models()]
+        if len(names) > 1:
+            raise invalid("model", f"missing; write one of {', '.join(sorted(names))}")
+        if not names:
+            raise UnavailableError("no machine has joined yet", code="UNAVAILABLE", retry_after=1.0)
+        return names[0]
+
+    async def _echo(self, call: Call) -> str:
+        if not call.echo:
+            return ""
+        request = call.request
+        if request.WhichOneof("prompt") == "text":
+            return request.text
+        return await self._backend.detokenize(request.model, request.token_ids.ids)
+
+    def _answer(self, call: Call, first: GenerateResponse, echo: str) -> Answer:
+        writer = None
+        if call.logprobs is not None:
+            spell = partial(self._backend.spell, call.request.model)
+            writer = LogprobWriter(spell, call.logprobs, tokens_as_ids=call.tokens_as_ids)
+        return Answer(
+            chat=call.chat,
+            request_id=first.request_id,
+            model=call.request.model,
+            created=int(time.time()),
+            logprobs=writer,
+            echo=echo,
+        )
+
+    async def _stream(
+        self,
+        http: web.Request,
+        call: Call,
+        answer: Answer,
+        first: GenerateResponse,
+        messages: Messages,
+        headers: dict[str, str],
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers=SSE_HEADERS | headers)
+        await response.prepare(http)
+        with STREAMS.track_inprogress():
+            try:
+                await self._write_all(response, call, answer, first, messages)
+            except TimeoutError:
+                STALLED_STREAMS.inc()
+                get_logger().warning("gateway.stream_stalled", request_id=first.request_id)
+                _cut(http)
+            except Exception as error:  # noqa: BLE001 - headers are out: an event is all that is left
+                await self._fail(http, response, call, error, first.request_id)
+        return response
+
+    async def _write_all(
+        self,
+        response: web.StreamResponse,
+        call: Call,
+        answer: Answer,
+        first: GenerateResponse,
+        messages: Messages,
+    ) -> None:
+        usage = "running" if call.continuous_usage else "null" if call.include_usage else None
+        message: GenerateResponse | None = first
+        while message is not None:
+            chunk = answer.chunk(message, usage)
+            if message.HasField("finished"):
+                if call.include_usage:
+                    chunk += answer.usage_chunk(message.finished)
+                await self._write(response, chunk + DONE)
+                await response.write_eof()
+                return
+            await self._write(response, chunk)
+            message = await anext(messages, None)
+        raise _unfinished()
+
+    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
+        async with asyncio.timeout(self._options.stall_s):
+            await response.write(data)
+
+    async def _fail(
+        self, http: web.Request, response: web.StreamResponse, call: Call, error: Exception, request_id: str
+    ) -> None:
+        """Send an error event and cut the body short."""
+        if isinstance(error, ConnectionError):  # the client is gone
+            return
+        if isinstance(error, RemoteError):
+            refusal = from_error(error, call.names)
+        else:
+            get_logger().exception("gateway.stream_failed", request_id=request_id, error=str(error))
+            refusal = Refusal(500, "the gateway failed", kind="server_error", code="internal_error")
+        FAILED_STREAMS.labels(refusal.code or refusal.kind).inc()
+        with suppress(ConnectionError, TimeoutError):
+            await self._write(response, event(refusal.body()))
+        _cut(http)
+
+
+async def _whole(
+    answer: Answer, first: GenerateResponse, messages: Messages, headers: dict[str, str]
+) -> web.Response:
+    responses = [first]
+    while not responses[-1].HasField("finished"):
+        message = await anext(messages, None)
+        if message is None:
+            raise _unfinished()
+        responses.append(message)
+    text = answer.whole(responses)
+    return web.Response(text=text, content_type="application/json", headers=headers)
+
+
+def _unfinished() -> ServerError:
+    return ServerError("the answer ended before it was finished", code="INTERNAL")
+
+
+def _cut(http: web.Request) -> None:
+    """Close the connection once what is buffered is sent; the body's end mark is not."""
+    if http.transport is not None:
+        http.transport.close()
+
+
+def _client_request_id(request: web.Request) -> str:
+    """Return the client's own id; bytes that are not UTF-8 become U+FFFD."""
+    given = request.headers.get("x-request-id", "")
+    return given.encode(errors="surrogateescape").decode(errors="replace")
