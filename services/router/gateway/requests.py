@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class GatewayOptions:
     """Bounds of the gateway. `api_keys`: empty lets everybody in."""
 
-    api_keys: Sequence[str] = ()
+    api_keys: Sequence[str] = field(default=(), repr=False)
     body_bytes: int = 16 * 1024 * 1024
     body_s: float = 30.0  # a body must be complete within this time
     stall_s: float = 60.0  # a stream whose client takes no data for so long is given up

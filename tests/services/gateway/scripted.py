@@ -45,6 +45,7 @@ class ScriptedBackend:
     pauses: dict[int, asyncio.Event] = field(default_factory=dict)
     finish: int | None = None
     unfinished: bool = False
+    context: int = CONTEXT
     cached: int = 0
     is_serving: bool = True
     names: tuple[str, ...] = ("tiny",)
@@ -56,10 +57,10 @@ class ScriptedBackend:
         self.requests.append(request)
         check_request(request)
         prompt = await self.tokenize(request)
-        sampling = complete_sampling(request.sampling, room=CONTEXT - len(prompt))
+        sampling = complete_sampling(request.sampling, room=max(1, self.context - len(prompt)))
         kind = request.WhichOneof("prompt")
         path = "token_ids.ids" if kind == "token_ids" else str(kind)
-        check_prompt_tokens(path, prompt, sampling, max_model_len=CONTEXT, vocab_size=VOCABULARY)
+        check_prompt_tokens(path, prompt, sampling, max_model_len=self.context, vocab_size=VOCABULARY)
         self.running += 1
         try:
             async for response in self._answer(sampling, len(prompt)):
@@ -116,7 +117,9 @@ class ScriptedBackend:
         )
 
     def list_models(self) -> list[ModelDescription]:
-        return [ModelDescription(name=n, max_model_len=CONTEXT, serving=self.is_serving) for n in self.names]
+        return [
+            ModelDescription(name=n, max_model_len=self.context, serving=self.is_serving) for n in self.names
+        ]
 
     def serving(self) -> bool:
         return self.is_serving
