@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 def create_engine(settings: MachineSettings) -> Engine:
     """Return the engine that the settings name, not yet started; raises `ConfigError`."""
     if settings.engine.kind is EngineKind.EMULATED:
-        from services.engine.emulated import EmulatedEngine
+        from services.engine.emulated import EmulatedEngine, settings_from_options
 
-        return EmulatedEngine(settings, settings.id, settings.kvd_socket)
+        options = settings_from_options(settings.engine.options)
+        return EmulatedEngine(options, settings.id, settings.kvd_socket)
     from services.engine.vllm import VllmEngine
 
     return VllmEngine(settings, settings.id, settings.kvd_socket)

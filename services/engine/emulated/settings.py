@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from splitwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class EmulatedSettings(BaseModel):
@@ -37,7 +44,6 @@ class EmulatedSettings(BaseModel):
     eos_probability: float = Field(
         0.0, ge=0.0, le=1.0, description="chance that a token ends the text; decided by its KV like any token"
     )
-    expect_lease_ms: int = Field(60_000, ge=1, description="how long blocks may be kept after the prompt")
 
     @model_validator(mode="after")
     def _whole_words(self) -> EmulatedSettings:
@@ -56,3 +62,15 @@ class EmulatedSettings(BaseModel):
     def eos_token_id(self) -> int:
         """The id that ends a text."""
         return self.vocab_size - 1
+
+
+def settings_from_options(options: Mapping[str, Any]) -> EmulatedSettings:
+    """Read a machine's ``engine.options``; raises `ConfigError` that names each wrong one."""
+    try:
+        return EmulatedSettings(**options)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"machine.engine.options.{'.'.join(map(str, part['loc']))}: {part['msg']}"
+            for part in error.errors()
+        )
+        raise ConfigError(wrong) from error

@@ -1,0 +1,312 @@
+"""The emulated machine without clock or event loop: admission, KV blocks, iterations, notices.
+
+`EmulatedEngine` drives it: `submit` and `abort` from work, `take_notice` from the KV
+daemon, and in turn `begin`, `write_layer` per layer and `finish` for each iteration.
+
+Blocks of a transfer that the daemon may touch are never given back before its notice
+(`Received`, `Failed`, `Released`): `_release` asks it to stop and waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from services.engine.emulated.batching import Batch, form_batch
+from services.engine.emulated.blocks import BlockAllocator
+from services.engine.emulated.content import KvContent, TokenChoice, model_salt
+from services.engine.emulated.memory import KvStore
+from services.engine.emulated.sampling import output_of, seed_of
+from services.engine.emulated.sequence import Sequence, Stage
+from services.engine.interface import EngineError, TransferFailedError
+from services.kvd.client import Failed, KvdClient, Received, push_entry
+from splitwise.kv.identity import TransferKey, transfer_key
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from services.engine.emulated.settings import EmulatedSettings
+    from services.engine.interface import PromptWork, TokenWork
+    from services.kvd.client import Notice
+
+
+@dataclass(slots=True)
+class Iteration:
+    """A batch in progress, with the places that its KV goes to."""
+
+    batch: Batch
+    pushes: bool  # a push plan was sent: layers are counted
+    blocks: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    prefixes: NDArray[np.uint64]
+
+
+class EmulatedMachine:
+    """State of one emulated machine. Not thread safe; never blocks."""
+
+    def __init__(self, settings: EmulatedSettings, client: KvdClient) -> None:
+        self.settings = settings
+        self.preemptions = 0
+        self._client = client
+        self.content = KvContent(model_salt(settings.model), settings.layers, settings.words)
+        self.choice = TokenChoice(settings.vocab_size, settings.eos_probability)
+        self.store = KvStore(settings, self.content)
+        self.allocator = BlockAllocator(settings.kv_blocks)
+        self._serial = 0
+        self._sources: dict[Sequence, TokenWork] = {}
+        self._seeds: dict[Sequence, int | None] = {}
+        self._sequences: dict[TransferKey, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._arriving = 0
+        self._running: list[Sequence] = []
+        self._in_batch: set[Sequence] = set()
+
+    # ---- work in and out
+
+    def submit_prompt(self, work: PromptWork) -> Sequence:
+        """Queue a prompt; its transfer is announced to the daemon at once."""
+        sequence = self._new(work, token_side=False)
+        if work.transfer is not None:
+            self._sequences[transfer_key(work.transfer)] = sequence
+            sequence.transfer_open = True
+            self._client.expect(work.transfer, len(work.token_ids), work.mode, work.lease_ms)
+        self._waiting.append(sequence)
+        return sequence
+
+    def submit_token(self, work: TokenWork) -> Sequence:
+        """Queue a token phase; blocks are reserved as soon as there are enough."""
+        sequence = self._new(work, token_side=True)
+        self._sources[sequence] = work
+        self._sequences[transfer_key(work.transfer)] = sequence
+        self._waiting.append(sequence)
+        return sequence
+
+    def _new(self, work: PromptWork | TokenWork, *, token_side: bool) -> Sequence:
+        self._serial += 1
+        sequence = Sequence(
+            key=work.key,
+            tokens=list(work.token_ids),
+            prompt_length=len(work.token_ids),
+            sampling=work.sampling,
+            transfer=work.transfer,
+            token_side=token_side,
+            serial=self._serial,
+        )
+        self._seeds[sequence] = seed_of(work.sampling, secrets.randbits(63))
+        return sequence
+
+    def abort(self, sequence: Sequence, error: Exception | None = None) -> None:
+        """Give the work up; it is `Stage.OVER` once nothing of it is held any more."""
+        if sequence.stage is Stage.OVER or sequence.aborted:
+            return
+        sequence.aborted = True
+        sequence.error = sequence.error or error
+        if sequence.transfer_open and sequence.transfer is not None:
+            self._client.cancel(sequence.transfer, "the work was aborted")
+        self._release(sequence)
+
+    def take_notice(self, notice: Notice) -> None:
+        """Act on what the daemon says about a transfer."""
+        sequence = self._sequences.pop(notice.key, None)
+        if sequence is None:
+            return
+        sequence.transfer_open = False
+        if isinstance(notice, Received) and not sequence.aborted:
+            self._arriving -= 1
+            sequence.computed = sequence.prompt_length
+            sequence.append(notice.first_token)
+            sequence.stage = Stage.RUNNING
+            self._running.append(sequence)
+        elif isinstance(notice, Failed) and not sequence.aborted:
+            error = TransferFailedError(
+                notice.message or "the KV cache did not arrive", corrupt=notice.corrupt
+            )
+            self.abort(sequence, error)
+        elif sequence.aborted or sequence.stage is Stage.HANDED_OVER:
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take the sequence out and free its blocks, as soon as neither daemon nor batch uses them."""
+        if sequence.stage is Stage.OVER or sequence.transfer_open or sequence in self._in_batch:
+            return
+        if sequence.stage is Stage.WAITING:
+            self._waiting.remove(sequence)
+        elif sequence.stage is Stage.ARRIVING:
+            self._arriving -= 1
+        elif sequence.stage is Stage.RUNNING:
+            self._running.remove(sequence)
+        self.allocator.give_back(sequence.forget())
+        sequence.stage = Stage.OVER
+        self._sources.pop(sequence, None)
+        self._seeds.pop(sequence, None)
+        sequence.outputs.put_nowait(None)
+        sequence.freed.set()
+
+    def fail_all(self, message: str) -> None:
+        """End all work with `EngineError`; the memory must not be used any more."""
+        for sequence in list(self._seeds):
+            sequence.error = sequence.error or EngineError(message)
+            sequence.aborted = True
+            sequence.stage = Stage.OVER
+            sequence.outputs.put_nowait(None)
+            sequence.freed.set()
+        self._seeds.clear()
+        self._running.clear()
+        self._waiting.clear()
+
+    # ---- admission and memory
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.settings.block_tokens)
+
+    def _admit(self) -> None:
+        """Give blocks to waiting work in order of arrival, while places and blocks last."""
+        while self._waiting and len(self._running) + self._arriving < self.settings.max_running:
+            sequence = self._waiting[0]
+            blocks = self.allocator.take(self._blocks_for(len(sequence.tokens)))
+            if blocks is None:
+                return
+            self._waiting.popleft()
+            sequence.blocks = blocks
+            source = self._sources.get(sequence)
+            if source is None or sequence.made > 0:  # a prompt, or a token phase that was preempted
+                sequence.stage = Stage.RUNNING
+                self._running.append(sequence)
+                continue
+            sequence.stage = Stage.ARRIVING
+            self._arriving += 1
+            sequence.transfer_open = True
+            self._client.reserve(
+                source.transfer,
+                0,
+                blocks,
+                source_kvd_address=source.source_kvd_address,
+                source_engine_id=source.source_engine_id,
+                lease_ms=source.lease_ms,
+            )
+
+    def _grow(self) -> list[Sequence]:
+        """Give each running sequence room for its next token; return those that have it."""
+        able = []
+        for sequence in sorted(self._running, key=lambda s: s.serial):
+            if sequence.stage is not Stage.RUNNING:
+                continue  # preempted by an older one just now
+            missing = self._blocks_for(len(sequence.tokens)) - len(sequence.blocks)
+            blocks = self.allocator.take(missing)
+            while blocks is None and self._preempt_younger_than(sequence):
+                blocks = self.allocator.take(missing)
+            if blocks is not None:
+                sequence.blocks.extend(blocks)
+                able.append(sequence)
+        return able
+
+    def _preempt_younger_than(self, sequence: Sequence) -> bool:
+        """Take the blocks of the youngest sequence in the token phase; it recomputes its KV here later."""
+        younger = [s for s in self._running if s.serial > sequence.serial and s.token_side]
+        if not younger:
+            return False
+        victim = max(younger, key=lambda s: s.serial)
+        self._running.remove(victim)
+        self.allocator.give_back(victim.forget())
+        victim.stage = Stage.WAITING
+        victim.preemptions += 1
+        self.preemptions += 1
+        self._waiting.appendleft(victim)
+        return True
+
+    # ---- iterations
+
+    def begin(self) -> Iteration | None:
+        """Form the next batch and announce its pushes; None when there is nothing to compute."""
+        self._admit()
+        if not self._running:
+            return None
+        batch = form_batch(self._grow(), self.settings.max_prompt_batch)
+        if not batch.parts:
+            return None
+        self._in_batch = {sequence for sequence, _ in batch.parts}
+        blocks, offsets, prefixes = [], [], []
+        for sequence, count in batch.parts:
+            positions = np.arange(sequence.computed, sequence.computed + count)
+            blocks.append(sequence.block_array()[positions // self.settings.block_tokens])
+            offsets.append(positions % self.settings.block_tokens)
+            prefixes.append(sequence.prefixes(sequence.computed, sequence.computed + count))
+        return Iteration(
+            batch,
+            self._announce(batch),
+            np.concatenate(blocks),
+            np.concatenate(offsets),
+            np.concatenate(prefixes),
+        )
+
+    def _announce(self, batch: Batch) -> bool:
+        """Send the push plan of the blocks that this pass completes."""
+        entries = []
+        for sequence, count in batch.parts:
+            if sequence.transfer is None or sequence.token_side or not sequence.transfer_open:
+                continue
+            end = sequence.computed + count
+            final = end == sequence.prompt_length
+            complete = self._blocks_for(end) if final else end // self.settings.block_tokens
+            if complete > sequence.pushed or final:
+                entries.append(
+                    push_entry(
+                        sequence.transfer,
+                        sequence.pushed,
+                        sequence.blocks[sequence.pushed : complete],
+                        final=final,
+                    )
+                )
+                sequence.pushed = complete
+        if entries:
+            self._client.push_plan(entries)
+        return bool(entries)
+
+    def write_layer(self, iteration: Iteration, layer: int) -> None:
+        """Write one layer's KV of the batch and tell the daemon."""
+        self.store.write_layer(layer, iteration.blocks, iteration.offsets, iteration.prefixes)
+        if iteration.pushes:
+            self._client.layer_done()
+
+    def finish(self, iteration: Iteration) -> None:
+        """Sample where a sequence's KV is complete; free what ended or was aborted meanwhile."""
+        self._in_batch = set()
+        for sequence, count in iteration.batch.parts:
+            sequence.computed += count
+            if sequence.aborted:
+                self._release(sequence)
+            elif sequence.pending == 0:
+                self._sample(sequence)
+
+    def _sample(self, sequence: Sequence) -> None:
+        digest = self.store.digest(sequence.block_array(), sequence.computed)
+        output = output_of(
+            self.choice,
+            digest,
+            self._seeds[sequence],
+            sequence.sampling,
+            made=sequence.made,
+            room=self.settings.max_model_len - len(sequence.tokens),
+        )
+        sequence.append(output.token_ids[0])
+        sequence.outputs.put_nowait(output)
+        if sequence.token_side:
+            if output.finish is not None:
+                self._release(sequence)
+            return
+        self._hand_over(sequence, output.token_ids[0], finished=output.finish is not None)
+
+    def _hand_over(self, sequence: Sequence, token: int, *, finished: bool) -> None:
+        """End the prompt phase; the blocks stay until the daemon has delivered them."""
+        self._running.remove(sequence)
+        sequence.stage = Stage.HANDED_OVER
+        if sequence.transfer is not None and sequence.transfer_open:
+            if finished:
+                self._client.cancel(sequence.transfer, "the first token ended the request")
+            else:
+                self._client.first_token(sequence.transfer, token)
+        self._release(sequence)
