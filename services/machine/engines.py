@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from splitwise.config import EngineKind
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 def create_engine(settings: MachineSettings) -> Engine:
     """Return the engine that the settings name, not yet started; raises `ConfigError`."""
     if settings.engine.kind is EngineKind.EMULATED:
+        # A few kernels per iteration are not worth loading the compiler in each of many machines.
+        os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
         from services.engine.emulated import EmulatedEngine, settings_from_options
 
         options = settings_from_options(settings.engine.options)

@@ -88,8 +88,11 @@ def read_profile(
     return points
 
 
-def read_csv(path: Path) -> list[ProfilePoint]:
-    """Read the authors' simulator's profile. Rows repeated word for word are kept once.
+def read_csv(path: Path, *, repeated_rows: bool = False) -> list[ProfilePoint]:
+    """Read the authors' simulator's profile.
+
+    The published file holds some measurements three times; each is kept once unless
+    `repeated_rows` asks for the file as it is.
 
     Generated tokens are taken from the end-to-end time where they fell short of
     ``token_size``: the published runs ended early at large sizes.
@@ -101,6 +104,8 @@ def read_csv(path: Path) -> list[ProfilePoint]:
     if missing:
         raise PerformanceModelError(f"{path}: lacks the columns {', '.join(sorted(missing))}")
     points = [_csv_point(row, f"{path}:{number}") for number, row in enumerate(reader, start=2)]
+    if repeated_rows:
+        return points
     unique = {(p.key, p.prompt_tokens, p.batch, p.prompt_seconds, p.token_seconds): p for p in points}
     return list(unique.values())
 

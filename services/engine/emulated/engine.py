@@ -15,6 +15,9 @@ from services.engine.emulated.machine import EmulatedMachine
 from services.engine.emulated.sampling import refuse_unserved
 from services.engine.interface import EngineError, EngineLoad, WorkRefusedError
 from services.kvd.client import AttachError, KvdClient
+from splitwise.errors import ConfigError
+from splitwise.perf.catalog import shipped
+from splitwise.perf.model import PerformanceModelError
 from splitwise.rpc.v1.common_pb2 import MachineDescription, MachineIdentity
 
 if TYPE_CHECKING:
@@ -212,5 +215,9 @@ class EmulatedEngine:
 
 
 def _modelled(settings: EmulatedSettings) -> Callable[[int, int, int, int], float]:
-    del settings
-    return lambda prompt_tokens, prompt_sequences, sequences, context: 0.01 + prompt_tokens * 5e-5
+    """Return the catalogue's phase times for what the settings emulate; raises `ConfigError`."""
+    try:
+        model = shipped().performance(settings.performance_model, settings.hardware, settings.tensor_parallel)
+    except PerformanceModelError as error:
+        raise ConfigError(f"machine.engine.options: {error}") from error
+    return model.iteration_seconds
