@@ -122,8 +122,8 @@ def _csv_point(row: Mapping[str, str], where: str) -> ProfilePoint:
         output_tokens=made,
         prompt_seconds=prompt_ms / 1e3,
         token_seconds=token_ms / 1e3,
-        peak_power=float(row.get("peak_power") or 0.0),
-        mean_power=float(row.get("average_power") or 0.0),
+        peak_power=_number(row, "peak_power", where, low=0.0, default="0"),
+        mean_power=_number(row, "average_power", where, low=0.0, default="0"),
     )
     check_point(point, where)
     return point
@@ -230,14 +230,15 @@ def _vllm_seconds(path: Path, data: Mapping[str, Any], batch: int) -> list[float
     return [float(value) for value in seconds]
 
 
-def _number(row: Mapping[str, str], name: str, where: str) -> float:
-    text = row.get(name)
+def _number(row: Mapping[str, str], name: str, where: str, *, low: float = 1e-12, default: str = "") -> float:
+    text = row.get(name) or default
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
         value = float("nan")
-    if not isfinite(value) or value <= 0.0:
-        raise PerformanceModelError(f"{where}: {name} is {text!r}; it must be a positive number")
+    if not isfinite(value) or value < low:
+        needed = "a positive number" if low > 0.0 else "0 or a positive number"
+        raise PerformanceModelError(f"{where}: {name} is {text!r}; it must be {needed}")
     return value
 
 
