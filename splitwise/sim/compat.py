@@ -95,7 +95,7 @@ def _find_prompt(world: World, request: int) -> tuple[int, int]:
         machine = _least(world, pool, PENDING, NONE)
         if machine == NONE:
             continue
-        pending = whole[PENDING, machine] + world.tasks[2 * request, TASK_SIZE]
+        pending = whole[PENDING, machine] + world.jobs[2 * request, TASK_SIZE]
         if world.sizes[QUEUE, machine] == 0 or pending <= QUEUE_TOKENS:
             return machine, how
     return NONE, HOW_BORROWED
@@ -159,7 +159,7 @@ def _arrive(world: World, request: int, now: float) -> None:
         whole[RESERVED, token] += prompt_bytes + token_bytes
         if prompt != token:
             whole[RESERVED, prompt] += prompt_bytes
-    whole[PENDING, prompt] += world.tasks[2 * request, TASK_SIZE]
+    whole[PENDING, prompt] += world.jobs[2 * request, TASK_SIZE]
     whole[PENDING, token] += 1
     _task_arrives(world, prompt, 2 * request, now)
     if prompt == token:
@@ -169,7 +169,7 @@ def _arrive(world: World, request: int, now: float) -> None:
 @compiled
 def _task_arrives(world: World, machine: int, task: int, now: float) -> None:
     whole = world.whole
-    world.tasks[task, STATE] = QUEUED
+    world.jobs[task, STATE] = QUEUED
     alone = task & 1 == 0 or world.places[task >> 1, PROMPT_MACHINE] != machine
     if alone:
         insert_sorted(world, REQUESTS, machine, task >> 1)
@@ -184,7 +184,7 @@ def _task_arrives(world: World, machine: int, task: int, now: float) -> None:
         _pause(world, machine, now)
     elif task & 1 == 0 and whole[PROMPTS_IN_BATCH, machine] < size:
         prompt_tokens = whole[BATCH_TOKENS, machine] - (size - whole[PROMPTS_IN_BATCH, machine])
-        if prompt_tokens + world.tasks[task, TASK_SIZE] <= MAX_BATCH_TOKENS:
+        if prompt_tokens + world.jobs[task, TASK_SIZE] <= MAX_BATCH_TOKENS:
             _pause(world, machine, now)
 
 
@@ -225,13 +225,13 @@ def _finish_iteration(world: World, machine: int, now: float) -> None:
     kept = 0
     for place in range(world.sizes[BATCH, machine]):
         task = world.items[BATCH, machine, place]
-        complete = task & 1 == 0 or world.tasks[task, MADE] == world.tasks[task, TASK_SIZE]
+        complete = task & 1 == 0 or world.jobs[task, MADE] == world.jobs[task, TASK_SIZE]
         if not complete:
             world.items[BATCH, machine, kept] = task
             kept += 1
             continue
-        world.tasks[task, STATE] = DONE
-        world.tasks[task, IN_BATCH] = 0
+        world.jobs[task, STATE] = DONE
+        world.jobs[task, IN_BATCH] = 0
         _complete(world, machine, task, now)
     world.sizes[BATCH, machine] = kept
     world.whole[PROMPTS_IN_BATCH, machine] = 0
@@ -243,7 +243,7 @@ def _complete(world: World, machine: int, task: int, now: float) -> None:
     whole, request = world.whole, task >> 1
     together = world.places[request, PROMPT_MACHINE] == world.places[request, TOKEN_MACHINE]
     if task & 1 == 0:
-        whole[PENDING, machine] -= world.tasks[task, TASK_SIZE]
+        whole[PENDING, machine] -= world.jobs[task, TASK_SIZE]
         world.times[request, FIRST] = world.times[request, SECOND] = world.times[request, LATEST] = now
         if not together:
             remove(world, REQUESTS, machine, request)
@@ -264,7 +264,7 @@ def _send(world: World, request: int, now: float) -> None:
     size = kv_bytes(world, 2 * request)
     if whole[MEMORY, token] + size <= whole[CAPACITY, token]:
         whole[MEMORY, token] += size
-        sent = world.tasks[2 * request, TASK_SIZE] * world.setup[TOKEN_BYTES]
+        sent = world.jobs[2 * request, TASK_SIZE] * world.setup[TOKEN_BYTES]
         world.stats[world.places[request, PROMPT_MACHINE], BYTES_SENT] += sent
         push(world, now + sent / LINK_BYTES, TRANSFER, request, 0)
     else:

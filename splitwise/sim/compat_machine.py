@@ -53,7 +53,7 @@ PROMPT_POOL, TOKEN_POOL, MIXED_POOL = 6, 7, 8
 LISTS = 9
 # States of a task.
 NEW, QUEUED, RUNNING, STOPPED, DONE = range(5)
-# Columns of `World.tasks`. SIZE_: the prompt's tokens, or the tokens after the first.
+# Columns of `World.jobs`. SIZE_: the prompt's tokens, or the tokens after the first.
 TASK_SIZE, STATE, AGED, MADE, IN_BATCH = range(5)
 TASK_COLUMNS = 5
 # Rows of `World.whole`; MEMORY, CAPACITY and RESERVED are bytes.
@@ -91,7 +91,8 @@ def compat_world(
         real_rows=2,
         lists=LISTS,
         room=room,
-        task_columns=TASK_COLUMNS,
+        jobs=2 * len(prompt_tokens),
+        job_columns=TASK_COLUMNS,
         rows=rows,
         setup=np.array([token_bytes, int(split)], np.int64),
         rates=np.zeros(0),
@@ -104,8 +105,8 @@ def compat_world(
         members = np.flatnonzero(homes == pool)
         world.items[pool, 0, : len(members)] = members
         world.sizes[pool, 0] = len(members)
-    world.tasks[0::2, TASK_SIZE] = prompt_tokens
-    world.tasks[1::2, TASK_SIZE] = output_tokens - 1
+    world.jobs[0::2, TASK_SIZE] = prompt_tokens
+    world.jobs[1::2, TASK_SIZE] = output_tokens - 1
     return world
 
 
@@ -113,19 +114,19 @@ def compat_world(
 def kv_bytes(world: World, task: int) -> int:
     """Bytes that a task allocates when it starts: the prompt's and its first token's, or the rest's."""
     extra = 1 if task & 1 == 0 else 0
-    return int((world.tasks[task, TASK_SIZE] + extra) * world.setup[TOKEN_BYTES])
+    return int((world.jobs[task, TASK_SIZE] + extra) * world.setup[TOKEN_BYTES])
 
 
 @compiled
 def tokens_per_iteration(world: World, task: int) -> int:
     """Tokens that a task adds to a batch's token budget."""
-    return int(world.tasks[task, TASK_SIZE]) if task & 1 == 0 else 1
+    return int(world.jobs[task, TASK_SIZE]) if task & 1 == 0 else 1
 
 
 @compiled
 def first_task(world: World, request: int) -> int:
     """Return the task of a request that is to be run next."""
-    return 2 * request if world.tasks[2 * request, STATE] != DONE else 2 * request + 1
+    return 2 * request if world.jobs[2 * request, STATE] != DONE else 2 * request + 1
 
 
 @compiled
@@ -139,8 +140,8 @@ def enqueue(world: World, machine: int, task: int) -> None:
     while low < high:
         middle = (low + high) >> 1
         other = items[middle]
-        less = world.tasks[task, AGED] < world.tasks[other, AGED]
-        if less or (world.tasks[task, AGED] == world.tasks[other, AGED] and task >> 1 < other >> 1):
+        less = world.jobs[task, AGED] < world.jobs[other, AGED]
+        if less or (world.jobs[task, AGED] == world.jobs[other, AGED] and task >> 1 < other >> 1):
             high = middle
         else:
             low = middle + 1
@@ -174,11 +175,11 @@ def _select_waiting(world: World, machine: int) -> int:
     free = world.whole[CAPACITY, machine] - world.whole[MEMORY, machine]
     for place in range(world.sizes[QUEUE, machine]):
         task = world.items[QUEUE, machine, place]
-        if world.tasks[task, AGED] < MAX_PREEMPTIONS or _no_room(world, machine, task):
+        if world.jobs[task, AGED] < MAX_PREEMPTIONS or _no_room(world, machine, task):
             break
         if world.places[task >> 1, SELECTED]:
             continue
-        if world.tasks[task, STATE] == STOPPED:
+        if world.jobs[task, STATE] == STOPPED:
             _take(world, machine, task, free)
         elif kv_bytes(world, task) <= free:
             free -= kv_bytes(world, task)
@@ -218,7 +219,7 @@ def select_batch(world: World, machine: int) -> None:
         task = first_task(world, request)
         if _no_room(world, machine, task):
             break
-        if world.tasks[task, STATE] == STOPPED:
+        if world.jobs[task, STATE] == STOPPED:
             _take(world, machine, task, free)
             continue
         if kv_bytes(world, task) > free:
@@ -238,8 +239,8 @@ def _preempt_left_out(world: World, machine: int) -> None:
             world.items[BATCH, machine, kept] = task
             kept += 1
             continue
-        world.tasks[task, STATE] = STOPPED
-        world.tasks[task, IN_BATCH] = 0
+        world.jobs[task, STATE] = STOPPED
+        world.jobs[task, IN_BATCH] = 0
         enqueue(world, machine, task)
         append(world, BLOCKED, machine, task)
         world.stats[machine, PREEMPTIONS] += 1
@@ -253,10 +254,10 @@ def _admit(world: World, machine: int, now: float) -> None:
     for place in range(world.sizes[CHOICE, machine]):
         task = world.items[CHOICE, machine, place]
         world.places[task >> 1, SELECTED] = 0
-        if world.tasks[task, IN_BATCH]:
+        if world.jobs[task, IN_BATCH]:
             continue
         remove(world, QUEUE, machine, task)
-        if world.tasks[task, STATE] == STOPPED:
+        if world.jobs[task, STATE] == STOPPED:
             remove(world, BLOCKED, machine, task)
         else:
             world.whole[MEMORY, machine] += kv_bytes(world, task)
@@ -265,8 +266,8 @@ def _admit(world: World, machine: int, now: float) -> None:
             world.whole[PROMPTS_IN_BATCH, machine] += 1
             world.times[task >> 1, START] = now
         append(world, BATCH, machine, task)
-        world.tasks[task, IN_BATCH] = 1
-        world.tasks[task, STATE] = RUNNING
+        world.jobs[task, IN_BATCH] = 1
+        world.jobs[task, STATE] = RUNNING
     held = world.whole[MEMORY, machine]
     if held > world.stats[machine, MEMORY_PEAK]:
         world.stats[machine, MEMORY_PEAK] = held
@@ -282,7 +283,7 @@ def _batch_seconds(world: World, machine: int) -> float:
     for place in range(world.sizes[BATCH, machine]):
         task = world.items[BATCH, machine, place]
         if task & 1 == 0:
-            prompt_tokens += world.tasks[task, TASK_SIZE]
+            prompt_tokens += world.jobs[task, TASK_SIZE]
     if sequences == 0:
         return compat_prompt_seconds(row, float(prompt_tokens))
     return compat_mixed_seconds(row, float(prompt_tokens), float(sequences))
@@ -296,8 +297,8 @@ def start_iteration(world: World, machine: int, now: float) -> bool:
     _admit(world, machine, now)
     for place in range(world.sizes[REQUESTS, machine]):
         task = first_task(world, world.items[REQUESTS, machine, place])
-        if not world.tasks[task, IN_BATCH]:
-            world.tasks[task, AGED] += 1
+        if not world.jobs[task, IN_BATCH]:
+            world.jobs[task, AGED] += 1
     size = world.sizes[BATCH, machine]
     if size == 0:
         return False
@@ -305,10 +306,10 @@ def start_iteration(world: World, machine: int, now: float) -> bool:
     rounds = 1
     if world.whole[PROMPTS_IN_BATCH, machine] == 0:
         task = world.items[BATCH, machine, 0]
-        rounds = world.tasks[task, TASK_SIZE] - world.tasks[task, MADE]
+        rounds = world.jobs[task, TASK_SIZE] - world.jobs[task, MADE]
         for place in range(1, size):
             task = world.items[BATCH, machine, place]
-            rounds = min(rounds, world.tasks[task, TASK_SIZE] - world.tasks[task, MADE])
+            rounds = min(rounds, world.jobs[task, TASK_SIZE] - world.jobs[task, MADE])
     world.whole[ROUNDS, machine] = rounds
     world.whole[PAUSED, machine] = 0
     world.real[SECONDS, machine] = seconds
@@ -349,16 +350,16 @@ def count_iterations(world: World, machine: int, now: float) -> None:
         task = world.items[BATCH, machine, place]
         request = task >> 1
         if task & 1 == 0:
-            world.tasks[task, MADE] = 1
-            stats[PROMPT_TOKENS] += world.tasks[task, TASK_SIZE]
+            world.jobs[task, MADE] = 1
+            stats[PROMPT_TOKENS] += world.jobs[task, TASK_SIZE]
             continue
         if rounds > 0:
             gap = began + seconds - world.times[request, LATEST]
-            if world.tasks[task, MADE] == 0:
+            if world.jobs[task, MADE] == 0:
                 world.times[request, SECOND] = began + seconds
             if rounds > 1:
                 gap = max(gap, seconds)
             world.times[request, GAP] = max(world.times[request, GAP], gap)
             world.times[request, LATEST] = now
-        world.tasks[task, MADE] += rounds
+        world.jobs[task, MADE] += rounds
         stats[TOKENS] += rounds

@@ -7,17 +7,19 @@ many named arrays, because every array that a compiled function receives costs i
 room. A loop that runs out of room sets a flag and ends, and its driver starts it again
 with twice the room: overload shows early and no list outgrows the requests there are.
 
-*Heap*: events ordered by time and, at equal times, in the order in which they were
-pushed, so that a run is the same on every machine and a naive simulator can repeat it.
+*Heap*: events ordered by time and, at equal times, by kind and subject, so that a run is
+the same on every machine and a naive simulator can repeat it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numba.experimental import structref
 
 from splitwise.scheduling.compiled import compiled
+from splitwise.sim.passed import Passed, WorldType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 START, FIRST, SECOND, LAST = 0, 1, 2, 3  # first prompt iteration; first, second and last token
 GAP = 4  # longest time between two tokens
 LATEST = 5  # the latest token, while it runs
-TIMES = 6
+RECEIVED = 6  # when its KV cache is (or will be) whole at the token machine
+TIMES = 7
 
 # Columns of `places`, one row per request.
 PROMPT_MACHINE, TOKEN_MACHINE, HOW, RESTARTS, PREEMPTED, SELECTED = range(6)
@@ -40,27 +43,39 @@ OCCUPANCY = 12  # from here on: seconds with 0, 1, ... MAX_SEQUENCES (or more) i
 MAX_SEQUENCES = 512
 STATS = OCCUPANCY + MAX_SEQUENCES + 1
 
-# Columns of `heap_entries`; the last row is no event but holds SIZE and SERIAL.
-_SERIAL, _KIND, _SUBJECT, _VERSION = range(4)
-SIZE, SERIAL = 0, 1
+# Columns of `heap_entries`: kind and subject in one number, and a version. The last row is
+# no event but holds the number of events.
+_SUBJECT, _VERSION = 0, 1
+_KIND_BASE = 1 << 40
+_SIZE = 0
 
 
-class World(NamedTuple):
-    """The arrays of one simulation; see the module's text."""
+class World(Passed):
+    """The arrays of one simulation; see the module's text.
 
-    whole: NDArray[np.int64]  # [row, machine]
-    real: NDArray[np.float64]  # [row, machine]
+    ``whole[row, machine]`` and ``real[row, machine]`` are the machines' numbers, `items` and
+    `sizes` the lists (``sizes[-1, 0]`` is the flag "out of room"), ``jobs[job, column]`` what
+    the mode takes for a job, `times` and `places` the requests' records, `stats` the
+    machines', `rows` the performance models (see ``splitwise.perf.kernels``), `setup` and
+    `rates` constants and counters of the whole.
+    """
+
+    whole: NDArray[np.int64]
+    real: NDArray[np.float64]
     items: NDArray[np.int32]
-    sizes: NDArray[np.int32]  # one row more than lists: [lists, 0] is the flag "out of room"
-    tasks: NDArray[np.int32]  # [task, column]
+    sizes: NDArray[np.int32]
+    jobs: NDArray[np.int32]
     times: NDArray[np.float64]
     places: NDArray[np.int32]
     stats: NDArray[np.float64]
     heap_times: NDArray[np.float64]
     heap_entries: NDArray[np.int64]
-    rows: NDArray[np.float64]  # performance models, see splitwise.perf.kernels
+    rows: NDArray[np.float64]
     setup: NDArray[np.int64]
     rates: NDArray[np.float64]
+
+
+structref.define_proxy(World, WorldType, list(World.__annotations__))
 
 
 def new_world(
@@ -71,7 +86,8 @@ def new_world(
     real_rows: int,
     lists: int,
     room: int,
-    task_columns: int,
+    jobs: int,
+    job_columns: int,
     rows: NDArray[np.float64],
     setup: NDArray[np.int64],
     rates: NDArray[np.float64],
@@ -81,20 +97,20 @@ def new_world(
     times[:, GAP] = 0.0
     places = np.zeros((requests, PLACES), np.int32)
     places[:, (PROMPT_MACHINE, TOKEN_MACHINE)] = -1
-    return World(
-        whole=np.zeros((whole_rows, machines), np.int64),
-        real=np.zeros((real_rows, machines)),
-        items=np.zeros((lists, machines, max(room, machines)), np.int32),
-        sizes=np.zeros((lists + 1, machines), np.int32),
-        tasks=np.zeros((2 * requests, task_columns), np.int32),
-        times=times,
-        places=places,
-        stats=np.zeros((machines, STATS)),
-        heap_times=np.zeros(16 * room),
-        heap_entries=np.zeros((16 * room + 1, 4), np.int64),
-        rows=rows,
-        setup=setup,
-        rates=rates,
+    return World.make(
+        np.zeros((whole_rows, machines), np.int64),
+        np.zeros((real_rows, machines)),
+        np.zeros((lists, machines, max(room, machines)), np.int32),
+        np.zeros((lists + 1, machines), np.int32),
+        np.zeros((jobs, job_columns), np.int32),
+        times,
+        places,
+        np.zeros((machines, STATS)),
+        np.zeros(16 * room),
+        np.zeros((16 * room + 1, 2), np.int64),
+        rows,
+        setup,
+        rates,
     )
 
 
@@ -158,32 +174,29 @@ def insert_sorted(world: World, kind: int, machine: int, item: int) -> None:
 @compiled
 def waiting_events(world: World) -> int:
     """Count the events in the heap."""
-    return int(world.heap_entries[-1, SIZE])
+    return int(world.heap_entries[-1, _SIZE])
 
 
 @compiled
 def push(world: World, time: float, kind: int, subject: int, version: int) -> None:
     """Add an event; a full heap sets the flag that `out_of_room` reads."""
     times, entries = world.heap_times, world.heap_entries
-    place = entries[-1, SIZE]
+    place = entries[-1, _SIZE]
     if place == len(times):
         world.sizes[-1, 0] = 1
         return
-    serial = entries[-1, SERIAL]
-    entries[-1, SIZE] += 1
-    entries[-1, SERIAL] += 1
+    entries[-1, _SIZE] += 1
+    key = kind * _KIND_BASE + subject
     while place > 0:
         parent = (place - 1) >> 1
-        if times[parent] <= time:  # an equal one that is there already goes first
+        if times[parent] < time or (times[parent] == time and entries[parent, _SUBJECT] <= key):
             break
         times[place] = times[parent]
-        for column in range(4):
-            entries[place, column] = entries[parent, column]
+        entries[place, 0] = entries[parent, 0]
+        entries[place, 1] = entries[parent, 1]
         place = parent
     times[place] = time
-    entries[place, _SERIAL] = serial
-    entries[place, _KIND] = kind
-    entries[place, _SUBJECT] = subject
+    entries[place, _SUBJECT] = key
     entries[place, _VERSION] = version
 
 
@@ -191,10 +204,11 @@ def push(world: World, time: float, kind: int, subject: int, version: int) -> No
 def pop(world: World) -> tuple[float, int, int, int]:
     """Take the earliest event out: (time, kind, subject, version). The heap must not be empty."""
     times, entries = world.heap_times, world.heap_entries
-    first = times[0], entries[0, _KIND], entries[0, _SUBJECT], entries[0, _VERSION]
-    entries[-1, SIZE] -= 1
-    size = entries[-1, SIZE]
-    time, serial = times[size], entries[size, _SERIAL]
+    first, version = times[0], entries[0, _VERSION]
+    kind, subject = entries[0, _SUBJECT] // _KIND_BASE, entries[0, _SUBJECT] % _KIND_BASE
+    entries[-1, _SIZE] -= 1
+    size = entries[-1, _SIZE]
+    time, key = times[size], entries[size, _SUBJECT]
     place = 0
     while True:
         child = 2 * place + 1
@@ -202,16 +216,16 @@ def pop(world: World) -> tuple[float, int, int, int]:
             break
         if child + 1 < size and (
             times[child + 1] < times[child]
-            or (times[child + 1] == times[child] and entries[child + 1, _SERIAL] < entries[child, _SERIAL])
+            or (times[child + 1] == times[child] and entries[child + 1, _SUBJECT] < entries[child, _SUBJECT])
         ):
             child += 1
-        if time < times[child] or (time == times[child] and serial < entries[child, _SERIAL]):
+        if time < times[child] or (time == times[child] and key <= entries[child, _SUBJECT]):
             break
         times[place] = times[child]
-        for column in range(4):
-            entries[place, column] = entries[child, column]
+        entries[place, 0] = entries[child, 0]
+        entries[place, 1] = entries[child, 1]
         place = child
     times[place] = time
-    for column in range(4):
-        entries[place, column] = entries[size, column]
-    return first
+    entries[place, 0] = entries[size, 0]
+    entries[place, 1] = entries[size, 1]
+    return first, kind, subject, version
