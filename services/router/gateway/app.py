@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,13 @@ from services.router.gateway.bodies import DetokenizeBody, TokenizeBody
 from services.router.gateway.generation import GenerationRoutes
 from services.router.gateway.metrics import REQUESTS
 from services.router.gateway.refusals import ParamNames, Refusal, from_error
-from services.router.gateway.requests import check_key, read_body, too_large
+from services.router.gateway.requests import check_key, read_body
 from services.router.gateway.translate import parse, tokenize_request
 from splitwise.errors import NotFoundError, RemoteError
 from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from aiohttp.typedefs import Middleware
 
@@ -33,11 +34,21 @@ if TYPE_CHECKING:
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
 
 
+@dataclass(frozen=True, slots=True)
+class ExtraRoutes:
+    """Routes of another part (the dashboard) in the same frame. `open_paths` need no key."""
+
+    routes: Sequence[web.RouteDef] = ()
+    open_paths: frozenset[str] = frozenset()
+
+
 def make_app(
-    backend: GatewayBackend, options: GatewayOptions, extra: list[web.RouteDef] | None = None
+    backend: GatewayBackend, options: GatewayOptions, extra: ExtraRoutes | None = None
 ) -> web.Application:
-    """Return the application; `extra` routes (the dashboard's) stand behind the same frame."""
-    app = web.Application(client_max_size=options.body_bytes, middlewares=[_frame(options)])
+    """Return the application with all its routes."""
+    extra = extra or ExtraRoutes()
+    frame = _frame(options, OPEN_PATHS | extra.open_paths)
+    app = web.Application(client_max_size=options.body_bytes, middlewares=[frame])
     generation = GenerationRoutes(backend, options)
     plain = PlainRoutes(backend, options)
     app.add_routes(
@@ -51,7 +62,7 @@ def make_app(
             web.get("/health", plain.health),
             web.get("/metrics", plain.metrics),
             web.get("/version", plain.version),
-            *(extra or []),
+            *extra.routes,
         ]
     )
     return app
@@ -120,12 +131,12 @@ def _model(model: ModelDescription) -> dict[str, object]:
     }
 
 
-def _frame(options: GatewayOptions) -> Middleware:
+def _frame(options: GatewayOptions, open_paths: frozenset[str]) -> Middleware:
     @web.middleware
     async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = 499
         try:
-            response = await _answer(request, handler, options)
+            response = await _answer(request, handler, None if request.path in open_paths else options)
             status = response.status
         finally:
             REQUESTS.labels(_route(request), str(status)).inc()
@@ -134,17 +145,16 @@ def _frame(options: GatewayOptions) -> Middleware:
     return frame
 
 
-async def _answer(request: web.Request, handler: Handler, options: GatewayOptions) -> web.StreamResponse:
+async def _answer(request: web.Request, handler: Handler, guard: GatewayOptions | None) -> web.StreamResponse:
+    """Handle the request, after a look at its key with `guard`; whatever is raised becomes an answer."""
     try:
-        if request.path not in OPEN_PATHS:
-            check_key(request, options)
+        if guard is not None:
+            check_key(request, guard)
         return await handler(request)
     except Refusal as refusal:
         return _error(refusal)
     except RemoteError as error:
         return _error(from_error(error))
-    except web.HTTPRequestEntityTooLarge:
-        return _error(too_large(options))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         problem = f"{request.method} is not served at {request.path}; use {allowed}"

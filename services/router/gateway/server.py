@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from services.router.gateway.app import make_app
+from services.router.gateway.app import ExtraRoutes, make_app
 from services.router.gateway.requests import GatewayOptions
 from splitwise.errors import ConfigError, ListenError
 from splitwise.telemetry import get_logger
@@ -48,7 +48,7 @@ async def serve_gateway(
     backend: GatewayBackend,
     address: Address,
     options: GatewayOptions | None = None,
-    extra: list[web.RouteDef] | None = None,
+    extra: ExtraRoutes | None = None,
 ) -> AsyncIterator[Gateway]:
     """Serve until the block is left; then refuse connections and let open answers finish.
 

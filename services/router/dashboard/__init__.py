@@ -1,0 +1,7 @@
+"""The operators' page: one live view of pools, machines, transfers and recent requests."""
+
+from services.router.dashboard.recent import RecentRequests, RequestRecord
+from services.router.dashboard.routes import DashboardSource, dashboard_routes
+from services.router.dashboard.state import Targets
+
+__all__ = ["DashboardSource", "RecentRequests", "RequestRecord", "Targets", "dashboard_routes"]
