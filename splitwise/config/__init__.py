@@ -10,6 +10,7 @@ from splitwise.config.schema import (
     MachineSettings,
     RouterSettings,
     Settings,
+    SloSettings,
     TelemetrySettings,
     TlsSettings,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "MachineSettings",
     "RouterSettings",
     "Settings",
+    "SloSettings",
     "TelemetrySettings",
     "TlsSettings",
     "load_settings",

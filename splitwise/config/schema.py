@@ -55,13 +55,32 @@ class HomePool(StrEnum):
     TOKEN = "token"  # noqa: S105 - the pool, not a secret
 
 
+class SloSettings(Section):
+    """Service-level objectives: 90th percentiles in milliseconds; null: none."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    """Arrival to first token."""
+    second_ms: float | None = Field(default=None, gt=0)
+    """First to second token."""
+    tbt_ms: float | None = Field(default=None, gt=0)
+    """Mean time between later tokens."""
+    e2e_ms: float | None = Field(default=None, gt=0)
+    """Arrival to last token."""
+
+
 class RouterSettings(Section):
     """The cluster scheduler and its gRPC and HTTP front ends."""
 
     listen: Address = Address("127.0.0.1", 7400)
     """Where clients, operators and machines reach the router (gRPC)."""
     http_listen: Address | None = None
-    """Where the OpenAI-compatible gateway listens; null turns it off."""
+    """Where the OpenAI-compatible gateway and the dashboard listen; null turns them off."""
+    http_api_keys: Path | None = None
+    """File with the API keys that the gateway takes, one a line; null: none is asked for."""
+    http_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    """The largest request body that the gateway takes."""
+    slo: SloSettings = SloSettings()
+    """What the dashboard measures latencies against."""
     router_id: Name = "router"
     """This router's name in the machines' logs."""
     models: dict[str, Path] = Field(default_factory=dict)

@@ -2,6 +2,5 @@
 
 from services.router.dashboard.recent import RecentRequests, RequestRecord
 from services.router.dashboard.routes import DashboardSource, dashboard_routes
-from services.router.dashboard.state import Targets
 
-__all__ = ["DashboardSource", "RecentRequests", "RequestRecord", "Targets", "dashboard_routes"]
+__all__ = ["DashboardSource", "RecentRequests", "RequestRecord", "dashboard_routes"]

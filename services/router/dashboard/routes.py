@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from services.router.dashboard.state import Targets, cluster_state, explanation_state
+from services.router.dashboard.state import cluster_state, explanation_state
 from services.router.gateway.app import ExtraRoutes
 from services.router.gateway.refusals import Refusal
+from splitwise.config import SloSettings
 from splitwise.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class DashboardSource(Protocol):
         """Return the requests that have a machine and are not over."""
 
 
-def dashboard_routes(source: DashboardSource, targets: Targets | None = None) -> ExtraRoutes:
+def dashboard_routes(source: DashboardSource, targets: SloSettings | None = None) -> ExtraRoutes:
     """Return the routes for `serve_gateway`. The page itself needs no key; what it shows does."""
-    handlers = _Handlers(source, targets or Targets())
+    handlers = _Handlers(source, targets or SloSettings())
     routes = [
         *[web.get(path, _static(name, kind)) for path, (name, kind) in PAGE_FILES.items()],
         web.get("/dashboard/state", handlers.state),
@@ -69,7 +70,7 @@ def dashboard_routes(source: DashboardSource, targets: Targets | None = None) ->
 
 
 class _Handlers:
-    def __init__(self, source: DashboardSource, targets: Targets) -> None:
+    def __init__(self, source: DashboardSource, targets: SloSettings) -> None:
         self._source = source
         self._targets = targets
         self._made_at = -FRESH_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from splitwise.rpc.v1.common_pb2 import Phase, Pool
@@ -13,22 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from services.router.dashboard.recent import RequestRecord
+    from splitwise.config import SloSettings
     from splitwise.rpc.v1.router_pb2 import ClusterDescription, Explanation, MachineStatus
 
 PERCENTILES = (50, 90, 99)
 _POOLS = {Pool.POOL_PROMPT: "prompt", Pool.POOL_TOKEN: "token", Pool.POOL_MIXED: "mixed"}
 _PHASES = {Phase.PHASE_PROMPT: "prompt", Phase.PHASE_TOKEN: "token"}
 _FINISHED = frozenset({"stop", "length"})
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """The operator's service-level objectives: 90th percentiles in milliseconds; None: no target."""
-
-    ttft_ms: float | None = None
-    second_ms: float | None = None
-    tbt_ms: float | None = None
-    e2e_ms: float | None = None
 
 
 def cluster_state(
@@ -38,7 +29,7 @@ def cluster_state(
     *,
     window_s: float,
     shown: int,
-    targets: Targets,
+    targets: SloSettings,
 ) -> dict[str, Any]:
     """Return the page's state. `over` ended within `window_s`; at most `shown` are listed."""
     finished = [record for record in over if record.outcome in _FINISHED]
@@ -127,7 +118,7 @@ def _rates(
     }
 
 
-def _latency(finished: Sequence[RequestRecord], targets: Targets) -> list[dict[str, Any]]:
+def _latency(finished: Sequence[RequestRecord], targets: SloSettings) -> list[dict[str, Any]]:
     """Return one row per figure, in milliseconds."""
     rows = (
         ("TTFT", [record.ttft_us for record in finished], targets.ttft_ms),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from services.router.dashboard import Targets, dashboard_routes
+from services.router.dashboard import dashboard_routes
 from services.router.gateway import GatewayOptions, serve_gateway
-from splitwise.config import Address
+from splitwise.config import Address, SloSettings
 from tests.services.gateway.scripted import ScriptedBackend
 from tests.services.gateway.scripted_cluster import ScriptedCluster
 from tests.support.browser import CHROMIUM, Browser, start_browser
@@ -43,7 +43,7 @@ FIRST_TOKEN_BAR = """(() => { const canvas = document.querySelector('#timeline')
 
 @asynccontextmanager
 async def dashboard(cluster: ScriptedCluster, *keys: str) -> AsyncIterator[Address]:
-    routes = dashboard_routes(cluster, Targets(ttft_ms=300, tbt_ms=40))
+    routes = dashboard_routes(cluster, SloSettings(ttft_ms=300, tbt_ms=40))
     options = GatewayOptions(api_keys=keys, drain_s=1)
     async with serve_gateway(ScriptedBackend(), Address("127.0.0.1", 0), options, routes) as gateway:
         yield gateway.address

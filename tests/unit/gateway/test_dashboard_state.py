@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.dashboard import RecentRequests, RequestRecord, Targets
+from services.router.dashboard import RecentRequests, RequestRecord
 from services.router.dashboard.recent import TransferRecord
 from services.router.dashboard.state import cluster_state, explanation_state
+from splitwise.config import SloSettings
 from splitwise.rpc.v1 import common_pb2, router_pb2
 
 
@@ -22,7 +23,7 @@ def record(name: str = "r", **fields: object) -> RequestRecord:
 
 def state_of(*records: RequestRecord, running: tuple[RequestRecord, ...] = (), shown: int = 100) -> dict:  # type: ignore[type-arg]
     cluster = router_pb2.ClusterDescription(queued=1, running=2, policy="jsq")
-    return cluster_state(cluster, records, running, window_s=10, shown=shown, targets=Targets(ttft_ms=50))
+    return cluster_state(cluster, records, running, window_s=10, shown=shown, targets=SloSettings(ttft_ms=50))
 
 
 def test_percentiles_are_measured_values_in_milliseconds() -> None:
@@ -77,7 +78,7 @@ def test_a_borrowed_machine_shows_both_pools() -> None:
         pool_reason="prompt-queues",
     )
     cluster = router_pb2.ClusterDescription(machines=[machine])
-    state = cluster_state(cluster, (), (), window_s=1, shown=1, targets=Targets())
+    state = cluster_state(cluster, (), (), window_s=1, shown=1, targets=SloSettings())
     shown = state["machines"][0]
     assert (shown["home"], shown["pool"], shown["pool_reason"]) == ("token", "mixed", "prompt-queues")
     assert shown["kv_total"] == 9
