@@ -8,6 +8,7 @@ without a model there is a built-in byte vocabulary.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tokenizers
@@ -42,6 +43,9 @@ class Vocabulary(Protocol):
     def detokenizer(self) -> Detokenizer:
         """Return the text side of one answer; special tokens give no text."""
 
+    def spell(self, token_id: int) -> bytes:
+        """Return one token's own bytes, a special token's name included; empty for an unknown id."""
+
 
 def _byte_of_character() -> dict[str, int]:
     """Return the printable stand-ins of byte-level tokenizers (GPT-2's table) as bytes."""
@@ -52,6 +56,9 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTES = _byte_of_character()
+# SentencePiece: how a token of one byte is written, and a space.
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_START = "\u2581"
 
 
 class TokenizerVocabulary:
@@ -91,6 +98,19 @@ class TokenizerVocabulary:
             return ByteLevelDetokenizer(self._bytes_of)
         return WindowDetokenizer(self._tokenizer.decode)
 
+    def spell(self, token_id: int) -> bytes:
+        """Return one token's own bytes, a special token's name included; empty for an unknown id."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token in self._special:
+            return token.encode()
+        if self._byte_level:
+            return self._bytes_of(token_id)
+        if byte := _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(byte[1])
+        return token.replace(_WORD_START, " ").encode()
+
     def _bytes_of(self, token_id: int) -> bytes:
         """Return a token's bytes as the ByteLevel decoder sees them."""
         known = self._token_bytes.get(token_id)
@@ -128,6 +148,10 @@ class ByteVocabulary:
     def detokenizer(self) -> Detokenizer:
         """Return the text side of one answer."""
         return ByteLevelDetokenizer(_word)
+
+    def spell(self, token_id: int) -> bytes:
+        """Return one token's own bytes."""
+        return _word(token_id)
 
 
 def _word(token_id: int) -> bytes:
