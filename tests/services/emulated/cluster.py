@@ -149,8 +149,10 @@ class EngineProcess:
 
     async def until_attached(self) -> None:
         async def wait() -> None:
-            while (await self.ask(do="load"))["failure"] is not None:
+            load = await self.ask(do="load")
+            while load["failure"] is not None:
                 await asyncio.sleep(0.05)
+                load = await self.ask(do="load")
 
         await asyncio.wait_for(wait(), PATIENCE)
 
