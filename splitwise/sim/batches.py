@@ -17,7 +17,7 @@ from splitwise.perf.kernels import (
     token_run_iterations,
     token_run_seconds,
 )
-from splitwise.scheduling.compiled import compiled
+from splitwise.sim.compiled import compiled
 from splitwise.sim.job import (
     ACTIVE,
     BATCH,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from splitwise.scheduling.compiled import compiled
 from splitwise.scheduling.policies import HOW_BORROWED, HOW_LAST_RESORT, HOW_MIXED, HOW_OWN_POOL
 from splitwise.sim.compat_machine import (
     BATCH,
@@ -45,6 +44,7 @@ from splitwise.sim.compat_machine import (
     start_iteration,
     tokens_per_iteration,
 )
+from splitwise.sim.compiled import compiled
 from splitwise.sim.world import (
     BYTES_SENT,
     FIRST,

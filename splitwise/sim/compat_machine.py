@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splitwise.perf.kernels import compat_mixed_seconds, compat_prompt_seconds, compat_token_seconds
-from splitwise.scheduling.compiled import compiled
+from splitwise.sim.compiled import compiled
 from splitwise.sim.world import (
     BUSY_MIXED,
     BUSY_PROMPT,

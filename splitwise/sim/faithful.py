@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from splitwise.scheduling.arrays import HOME, KV_BLOCKS, NONE, install, leave
 from splitwise.scheduling.arrays import MAX_RUNNING as SLOT_MAX_RUNNING
-from splitwise.scheduling.compiled import compiled
 from splitwise.sim.batches import (
     FAILURE,
     GROWTH,
@@ -21,6 +20,7 @@ from splitwise.sim.batches import (
     schedule_growth,
     start,
 )
+from splitwise.sim.compiled import compiled
 from splitwise.sim.front import (
     FIRST_MADE,
     GREW,
@@ -33,6 +33,7 @@ from splitwise.sim.front import (
     release_prompt,
     release_token,
     report,
+    send_home,
     serve,
     tell,
     wake,
@@ -71,6 +72,7 @@ from splitwise.sim.job import (
     REPORT_SECONDS,
     ROUNDS,
     RUN,
+    SHUNNED,
     TOKEN_BLOCKS,
     TOKEN_STAGE,
     UNFINISHED,
@@ -320,12 +322,13 @@ def _lose(sim: Sim, machine: int, arrived: int, now: float) -> None:
     orphans = _orphans(sim, machine, arrived)
     _power_off(sim, machine, now)
     leave(sim.cluster, machine)
-    shunned = [NONE for _ in range(len(orphans))]
+    freed_there = [NONE for _ in range(0)]
     for index in range(len(orphans)):
         job = orphans[index]
         for other in (release_prompt(sim, job), release_token(sim, job)):
             if other != NONE and other != machine:
-                shunned[index] = other
+                jobs[job, SHUNNED] = other + 1
+                freed_there.append(other)
         _drop(sim, job, machine, now)
         places[job, RESTARTS] += 1
     left = sim.cluster.sizes.sum() > 0
@@ -334,9 +337,11 @@ def _lose(sim: Sim, machine: int, arrived: int, now: float) -> None:
         if jobs[job, ATTEMPT] >= world.setup[MAX_ATTEMPTS] or not left:
             end_badly(sim, job, FAILED)
         else:
-            place_or_park(sim, job, now, shunned[index], False)
-    for other in shunned:
-        freed(sim, other, NONE, now)
+            place_or_park(sim, job, now, False)
+    for other in freed_there:
+        send_home(sim, other, now)
+    if orphans:
+        serve(sim, now)
     if not left:
         for place in range(world.sizes[QUEUE, 0]):
             end_badly(sim, world.items[QUEUE, 0, place], FAILED)

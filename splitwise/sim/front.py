@@ -20,6 +20,7 @@ from splitwise.scheduling.arrays import (
     POOL_MIXED,
     POOL_PROMPT,
     POOL_TOKEN,
+    POSITION,
     add_prompt,
     add_token,
     change_kv,
@@ -30,11 +31,12 @@ from splitwise.scheduling.arrays import (
     move,
     wants_home,
 )
-from splitwise.scheduling.compiled import compiled
 from splitwise.scheduling.policies import NO_HINTS, choose_pair
 from splitwise.sim.batches import HOME_AGAIN, hold, kick, start
+from splitwise.sim.compiled import compiled
 from splitwise.sim.job import (
     ATTEMPT,
+    CAPACITY,
     FINISHED,
     HOLD_US,
     HOME_AT_US,
@@ -57,10 +59,12 @@ from splitwise.sim.job import (
     RESERVED,
     RUN,
     SERIAL,
+    SHUNNED,
     STATUS,
     TOKEN_BLOCKS,
     TOKEN_STAGE,
     UNFINISHED,
+    USED,
     WAIT,
     WAITING,
     Sim,
@@ -98,8 +102,11 @@ def wake(sim: Sim, machine: int, now: float) -> None:
 
 
 @compiled
-def _choose(sim: Sim, job: int, shunned: int) -> tuple[int, int, int]:
-    """Ask the kernel for a pair; returns (prompt machine, token machine, how)."""
+def _choose(sim: Sim, job: int) -> tuple[int, int, int]:
+    """Ask the kernel for a pair, first without the machine of the pair that failed.
+
+    Returns (prompt machine, token machine, how).
+    """
     world, cluster = sim.world, sim.cluster
     tokens = context(world, job)
     left = world.jobs[job, LIMIT] - world.jobs[job, MADE]
@@ -109,7 +116,8 @@ def _choose(sim: Sim, job: int, shunned: int) -> tuple[int, int, int]:
         most = blocks(world, tokens + left)
     prompt_blocks = blocks(world, tokens)
     draw = world.setup[SERIAL] + 1
-    if shunned != NONE:
+    shunned = world.jobs[job, SHUNNED] - 1
+    if shunned != NONE and cluster.machines[POSITION, shunned] != NONE:
         leave(cluster, shunned)
         pair = choose_pair(
             cluster, sim.limits, 0, tokens, prompt_blocks, first, most, draw, NO_HINTS, sim.trace
@@ -122,10 +130,10 @@ def _choose(sim: Sim, job: int, shunned: int) -> tuple[int, int, int]:
 
 
 @compiled
-def place(sim: Sim, job: int, now: float, shunned: int) -> bool:
+def place(sim: Sim, job: int, now: float) -> bool:
     """Give a request to a pair, or say that it must wait."""
     world, cluster = sim.world, sim.cluster
-    prompt, token, how = _choose(sim, job, shunned)
+    prompt, token, how = _choose(sim, job)
     if prompt == NONE:
         return False
     jobs, places = world.jobs, world.places
@@ -133,6 +141,7 @@ def place(sim: Sim, job: int, now: float, shunned: int) -> bool:
     left = jobs[job, LIMIT] - jobs[job, MADE]
     world.setup[SERIAL] += 1
     jobs[job, ATTEMPT] += 1
+    jobs[job, SHUNNED] = 0
     places[job, PROMPT_MACHINE], places[job, TOKEN_MACHINE], places[job, HOW] = prompt, token, how
     held = blocks(world, tokens)
     if cluster.machines[POOL, prompt] == POOL_TOKEN:
@@ -151,6 +160,8 @@ def place(sim: Sim, job: int, now: float, shunned: int) -> bool:
         jobs[job, KNOWN_TOKEN] = jobs[job, TOKEN_BLOCKS] = promised
         jobs[job, TOKEN_STAGE] = RESERVED
         hold(world, token, promised)
+        if world.whole[USED, token] > world.whole[CAPACITY, token]:  # it grew before it could say so
+            kick(world, token, now)
     jobs[job, PROMPT_STAGE] = WAITING
     append(world, WAIT, prompt, job)
     wake(sim, prompt, now)
@@ -166,11 +177,11 @@ def end_badly(sim: Sim, job: int, status: int) -> None:
 
 
 @compiled
-def place_or_park(sim: Sim, job: int, now: float, shunned: int, fresh: bool) -> None:
+def place_or_park(sim: Sim, job: int, now: float, fresh: bool) -> None:
     """Place a request, or put it in the waiting line, or turn it away when that is full."""
     world = sim.world
     waiting = world.sizes[QUEUE, 0]
-    if (waiting == 0 or job < world.items[QUEUE, 0, 0]) and place(sim, job, now, shunned):
+    if (waiting == 0 or job < world.items[QUEUE, 0, 0]) and place(sim, job, now):
         return
     if fresh and waiting >= world.setup[MAX_QUEUED]:
         end_badly(sim, job, REJECTED)
@@ -185,7 +196,7 @@ def arrive(sim: Sim, job: int, now: float) -> None:
     if sim.cluster.sizes.sum() == 0:
         end_badly(sim, job, REJECTED)
         return
-    place_or_park(sim, job, now, NONE, True)
+    place_or_park(sim, job, now, True)
 
 
 @compiled
@@ -194,7 +205,7 @@ def serve(sim: Sim, now: float) -> None:
     world = sim.world
     taken = 0
     while world.sizes[QUEUE, 0] > taken:
-        if not place(sim, world.items[QUEUE, 0, taken], now, NONE):
+        if not place(sim, world.items[QUEUE, 0, taken], now):
             break
         taken += 1
     if taken:

@@ -13,8 +13,8 @@ import numpy as np
 from numba.experimental import structref
 
 from splitwise.scheduling.arrays import ClusterState, install, new_state
-from splitwise.scheduling.compiled import compiled
 from splitwise.scheduling.policies import new_limits, new_trace
+from splitwise.sim.compiled import compiled
 from splitwise.sim.passed import Passed, SimType
 from splitwise.sim.world import World, new_world
 
@@ -35,7 +35,8 @@ KNOWN_OPEN = 10  # the scheduler takes it for open
 KNOWN_TOKENS = 11  # prompt tokens pending by the scheduler's count; 0: prompt computed
 KNOWN_PROMPT, KNOWN_TOKEN = 12, 13  # KV blocks it believes to be held
 STATUS = 14
-COLUMNS = 15
+SHUNNED = 15  # the machine, counted from 1, that the next attempt had better not get
+COLUMNS = 16
 
 # PROMPT_STAGE and TOKEN_STAGE. A job is in the list that its stage names.
 NOTHING, WAITING, COMPUTING, COMPUTED = 0, 1, 2, 3

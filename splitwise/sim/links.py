@@ -8,7 +8,7 @@ prompt (Splitwise paper, section IV-C); below it the whole cache follows the pro
 
 from __future__ import annotations
 
-from splitwise.scheduling.compiled import compiled
+from splitwise.sim.compiled import compiled
 from splitwise.sim.job import (
     BEGAN,
     COMPUTING,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba.experimental import structref
 
-from splitwise.scheduling.compiled import compiled
+from splitwise.sim.compiled import compiled
 from splitwise.sim.passed import Passed, WorldType
 
 if TYPE_CHECKING:
