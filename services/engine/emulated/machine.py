@@ -213,7 +213,6 @@ class EmulatedMachine:
         self._running.remove(victim)
         self.allocator.give_back(victim.forget())
         victim.stage = Stage.WAITING
-        victim.preemptions += 1
         self.preemptions += 1
         self._waiting.appendleft(victim)
         return True
@@ -225,7 +224,8 @@ class EmulatedMachine:
         self._admit()
         if not self._running:
             return None
-        batch = form_batch(self._grow(), self.settings.max_prompt_batch)
+        batch = form_batch(self._grow(), self.settings.max_batch_tokens, self.settings.max_sat_out)
+        self.preemptions += batch.sat_out
         if not batch.parts:
             return None
         self._in_batch = {sequence for sequence, _ in batch.parts}

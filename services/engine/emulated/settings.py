@@ -33,7 +33,12 @@ class EmulatedSettings(BaseModel):
     )
     max_model_len: int = Field(8192, ge=2, description="prompt plus output, in tokens")
     max_running: int = Field(128, ge=1, description="requests in one batch")
-    max_prompt_batch: int = Field(2048, ge=1, description="prompt tokens in one iteration")
+    max_batch_tokens: int = Field(
+        2048, ge=1, description="tokens in an iteration with prompts: the prompts' and one per token phase"
+    )
+    max_sat_out: int = Field(
+        4, ge=0, description="how many iterations a token phase may have to give way to prompts"
+    )
     kv_blocks: int = Field(4096, ge=1)
     block_tokens: int = Field(16, ge=1, le=1024)
     layers: int = Field(4, ge=1, le=512)
@@ -46,10 +51,15 @@ class EmulatedSettings(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _whole_words(self) -> EmulatedSettings:
+    def _consistent(self) -> EmulatedSettings:
         if self.token_bytes_per_layer % 8:
             raise ValueError(
                 f"token_bytes_per_layer is {self.token_bytes_per_layer}; it must be a multiple of 8"
+            )
+        if self.max_running >= self.max_batch_tokens:
+            raise ValueError(
+                f"max_running is {self.max_running}; it must be below max_batch_tokens "
+                f"({self.max_batch_tokens}), or token phases could leave no room for a prompt"
             )
         return self
 

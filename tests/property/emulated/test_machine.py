@@ -17,7 +17,7 @@ from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_LAYERWISE, SamplingParams
 from tests.property.emulated.loopback import Client, Daemon
 
 SETTINGS = EmulatedSettings(
-    kv_blocks=14, block_tokens=4, layers=2, token_bytes_per_layer=8, max_running=4, max_prompt_batch=10
+    kv_blocks=14, block_tokens=4, layers=2, token_bytes_per_layer=8, max_running=4, max_batch_tokens=10
 )
 MAX_PROMPT, MAX_OUTPUT = 24, 24
 
@@ -127,6 +127,18 @@ class Pair(RuleBasedStateMachine):
         for index, machine in enumerate(self.machines):
             held = [b for m, sequence, _ in self.live if m == index for b in sequence.blocks]
             assert len(set(held)) == len(held) == machine.allocator.used
+
+    @invariant()
+    def nobody_gives_way_too_often(self) -> None:
+        for _, sequence, _ in self.live:
+            assert sequence.sat_out <= SETTINGS.max_sat_out
+
+    @invariant()
+    def batches_keep_to_their_size(self) -> None:
+        for iteration in self.iterations:
+            if iteration is not None and iteration.batch.prompt_tokens:
+                batch = iteration.batch
+                assert batch.prompt_tokens + batch.sequences <= SETTINGS.max_batch_tokens
 
     @invariant()
     def what_is_over_holds_nothing(self) -> None:
