@@ -83,7 +83,7 @@ class Result:
     @property
     def ttft(self) -> Floats:
         """Arrival to first token."""
-        return self.first - self.trace.arrival
+        return np.subtract(self.first, self.trace.arrival, dtype=np.float64)
 
     @property
     def e2e(self) -> Floats:
@@ -109,7 +109,10 @@ class Result:
         """
         tokens = self.trace.output_tokens.astype(np.float64)
         gaps = tokens if self.mode == "compat" else tokens - 1.0
-        return np.divide(self.last - self.first, gaps, out=np.full(len(gaps), np.nan), where=tokens > 1)
+        means: Floats = np.divide(
+            self.last - self.first, gaps, out=np.full(len(gaps), np.nan), where=tokens > 1
+        )
+        return means
 
     @property
     def tbt_max(self) -> Floats:
@@ -134,7 +137,7 @@ class Result:
 
     def counted(self, warmup: float = 0.0) -> NDArray[np.bool_]:
         """Say which requests count: those that arrive `warmup` seconds or more after the first."""
-        chosen = self.trace.arrival >= self.trace.arrival[0] + warmup
+        chosen: NDArray[np.bool_] = self.trace.arrival >= self.trace.arrival[0] + warmup
         if not chosen.any():
             raise ResultError(
                 f"no request is left after a warm-up of {warmup:g} s: the trace lasts only "
