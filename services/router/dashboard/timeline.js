@@ -14,6 +14,12 @@ export class Timeline {
       const mark = this.at(event.offsetX, event.offsetY);
       if (mark) onPick(mark.request);
     });
+    canvas.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!step || !this.requests.length) return;
+      event.preventDefault();
+      onPick(this.beside(step));
+    });
     canvas.addEventListener("mousemove", (event) => {
       const mark = this.at(event.offsetX, event.offsetY);
       canvas.title = mark ? `${mark.request.request_id}: ${mark.what}` : "";
@@ -25,6 +31,14 @@ export class Timeline {
     this.machines = [...machines].sort(
       (a, b) => (order[a.home] ?? 2) - (order[b.home] ?? 2) || a.id.localeCompare(b.id, "en", { numeric: true }));
     this.requests = requests;
+  }
+
+  // The request before or after the chosen one; the last one when none is chosen.
+  beside(step) {
+    const ordered = [...this.requests].sort((a, b) => a.began_unix_ms - b.began_unix_ms);
+    const index = ordered.findIndex((request) => request.request_id === this.chosen);
+    const wanted = index < 0 ? ordered.length - 1 : index + step;
+    return ordered[Math.min(Math.max(wanted, 0), ordered.length - 1)];
   }
 
   at(x, y) {

@@ -8,7 +8,6 @@ the whole answer.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import aclosing, suppress
 from functools import partial
@@ -22,6 +21,7 @@ from services.router.gateway.metrics import FAILED_STREAMS, STALLED_STREAMS, STR
 from services.router.gateway.refusals import Refusal, from_error, invalid
 from services.router.gateway.render import DONE, Answer, event
 from services.router.gateway.requests import read_body
+from services.router.gateway.stream import EventStream
 from services.router.gateway.translate import chat_call, completion_call, parse
 from splitwise.errors import RemoteError, ServerError, UnavailableError
 from splitwise.telemetry import get_logger
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from splitwise.rpc.v1.router_pb2 import GenerateResponse
 
     Messages = AsyncGenerator[GenerateResponse, None]
-
-SSE_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would collect the chunks
-}
 
 
 class GenerationRoutes:
@@ -73,7 +67,8 @@ class GenerationRoutes:
                 headers = {"x-request-id": first.request_id}
                 if not call.stream:
                     return await _whole(answer, first, messages, headers)
-                return await self._stream(http, call, answer, first, messages, headers)
+                stream = EventStream(http, self._options.stall_s, headers)
+                return await _stream(stream, call, answer, first, messages)
         except RemoteError as error:
             raise from_error(error, call.names) from error
 
@@ -107,69 +102,54 @@ class GenerationRoutes:
             echo=echo,
         )
 
-    async def _stream(
-        self,
-        http: web.Request,
-        call: Call,
-        answer: Answer,
-        first: GenerateResponse,
-        messages: Messages,
-        headers: dict[str, str],
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers=SSE_HEADERS | headers)
-        await response.prepare(http)
-        with STREAMS.track_inprogress():
-            try:
-                await self._write_all(response, call, answer, first, messages)
-            except TimeoutError:
-                STALLED_STREAMS.inc()
-                get_logger().warning("gateway.stream_stalled", request_id=first.request_id)
-                _cut(http)
-            except Exception as error:  # noqa: BLE001 - headers are out: an event is all that is left
-                await self._fail(http, response, call, error, first.request_id)
-        return response
 
-    async def _write_all(
-        self,
-        response: web.StreamResponse,
-        call: Call,
-        answer: Answer,
-        first: GenerateResponse,
-        messages: Messages,
-    ) -> None:
-        usage = "running" if call.continuous_usage else "null" if call.include_usage else None
-        message: GenerateResponse | None = first
-        while message is not None:
-            chunk = answer.chunk(message, usage)
-            if message.HasField("finished"):
-                if call.include_usage:
-                    chunk += answer.usage_chunk(message.finished)
-                await self._write(response, chunk + DONE)
-                await response.write_eof()
-                return
-            await self._write(response, chunk)
-            message = await anext(messages, None)
-        raise _unfinished()
+async def _stream(
+    stream: EventStream, call: Call, answer: Answer, first: GenerateResponse, messages: Messages
+) -> web.StreamResponse:
+    await stream.begin()
+    with STREAMS.track_inprogress():
+        try:
+            await _send_all(stream, call, answer, first, messages)
+        except ConnectionError:  # the client is gone
+            pass
+        except TimeoutError:
+            STALLED_STREAMS.inc()
+            get_logger().warning("gateway.stream_stalled", request_id=first.request_id)
+            stream.cut()
+        except Exception as error:  # noqa: BLE001 - headers are out: an event is all that is left
+            await _fail(stream, call, error, first.request_id)
+    return stream.response
 
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        async with asyncio.timeout(self._options.stall_s):
-            await response.write(data)
 
-    async def _fail(
-        self, http: web.Request, response: web.StreamResponse, call: Call, error: Exception, request_id: str
-    ) -> None:
-        """Send an error event and cut the body short."""
-        if isinstance(error, ConnectionError):  # the client is gone
+async def _send_all(
+    stream: EventStream, call: Call, answer: Answer, first: GenerateResponse, messages: Messages
+) -> None:
+    usage = "running" if call.continuous_usage else "null" if call.include_usage else None
+    message: GenerateResponse | None = first
+    while message is not None:
+        chunk = answer.chunk(message, usage)
+        if message.HasField("finished"):
+            if call.include_usage:
+                chunk += answer.usage_chunk(message.finished)
+            await stream.send(chunk + DONE)
+            await stream.end()
             return
-        if isinstance(error, RemoteError):
-            refusal = from_error(error, call.names)
-        else:
-            get_logger().exception("gateway.stream_failed", request_id=request_id, error=str(error))
-            refusal = Refusal(500, "the gateway failed", kind="server_error", code="internal_error")
-        FAILED_STREAMS.labels(refusal.code or refusal.kind).inc()
-        with suppress(ConnectionError, TimeoutError):
-            await self._write(response, event(refusal.body()))
-        _cut(http)
+        await stream.send(chunk)
+        message = await anext(messages, None)
+    raise _unfinished()
+
+
+async def _fail(stream: EventStream, call: Call, error: Exception, request_id: str) -> None:
+    """Send an error event and cut the body short."""
+    if isinstance(error, RemoteError):
+        refusal = from_error(error, call.names)
+    else:
+        get_logger().exception("gateway.stream_failed", request_id=request_id, error=str(error))
+        refusal = Refusal(500, "the gateway failed", kind="server_error", code="internal_error")
+    FAILED_STREAMS.labels(refusal.code or refusal.kind).inc()
+    with suppress(ConnectionError, TimeoutError):
+        await stream.send(event(refusal.body()))
+    stream.cut()
 
 
 async def _whole(
@@ -187,12 +167,6 @@ async def _whole(
 
 def _unfinished() -> ServerError:
     return ServerError("the answer ended before it was finished", code="INTERNAL")
-
-
-def _cut(http: web.Request) -> None:
-    """Close the connection once what is buffered is sent; the body's end mark is not."""
-    if http.transport is not None:
-        http.transport.close()
 
 
 def _client_request_id(request: web.Request) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -19,11 +21,11 @@ from tests.support.browser import CHROMIUM, Browser, start_browser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium; on Debian: apt-get install chromium"
 )
+ROOT = Path(__file__).resolve().parents[3]
 SHOWN = "document.querySelectorAll('.machine').length"
 
 
@@ -132,6 +134,45 @@ async def test_a_click_on_a_request_says_why_it_ran_there(browser: Browser) -> N
         assert "assign after 1.5 ms: jsq:prompt-pool" in detail
         assert "prompt-0" in detail
     assert [problem for problem in browser.problems if "readback" not in problem] == []  # our own reading
+
+
+@needs_browser
+async def test_arrow_keys_go_from_request_to_request(browser: Browser) -> None:
+    cluster = ScriptedCluster(1, 1)
+    cluster.fill(3, 3)
+    press = "document.querySelector('#timeline').dispatchEvent(new KeyboardEvent('keydown', {{key: '{}'}}))"
+    async with dashboard(cluster) as address:
+        await browser.open(f"http://{address}/dashboard", width=1400, height=900)
+        await browser.until(SHOWN)
+        for key, expected in (
+            ("ArrowLeft", 2),
+            ("ArrowLeft", 1),
+            ("ArrowLeft", 0),
+            ("ArrowLeft", 0),
+            ("ArrowRight", 1),
+        ):
+            await browser.evaluate(press.format(key))
+            await browser.until(f"document.querySelector('#detail h3')?.innerText === 'request-{expected}'")
+    assert browser.problems == []
+
+
+@needs_browser
+async def test_a_picture_is_taken_by_a_command(tmp_path: Path) -> None:
+    cluster = ScriptedCluster(2, 2)
+    cluster.fill(5, 5)
+    async with dashboard(cluster, "secret") as address:
+        process = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "tools/dashboard_screenshot.py",
+                f"http://{address}",
+                str(tmp_path / "page.png"),
+            ),
+            *("--pick", "--dark", "--key", "secret", "--after", "1"),
+            cwd=ROOT,
+        )
+        assert await process.wait() == 0
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
 @needs_browser
