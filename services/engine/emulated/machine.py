@@ -118,6 +118,7 @@ class EmulatedMachine:
         if isinstance(notice, Received) and not sequence.aborted:
             self._arriving -= 1
             sequence.computed = sequence.prompt_length
+            self._publish(sequence)
             sequence.append(notice.first_token)
             sequence.stage = Stage.RUNNING
             self._running.append(sequence)
@@ -167,14 +168,20 @@ class EmulatedMachine:
         """Give blocks to waiting work in order of arrival, while places and blocks last."""
         while self._waiting and len(self._running) + self._arriving < self.settings.max_running:
             sequence = self._waiting[0]
-            blocks = self.allocator.take(self._blocks_for(len(sequence.tokens)))
+            shared = self._shared(sequence)
+            blocks = self.allocator.take(self._blocks_for(len(sequence.tokens)) - len(shared))
             if blocks is None:
+                self.allocator.give_back(shared)
                 return
             self._waiting.popleft()
-            sequence.blocks = blocks
+            sequence.blocks = shared + blocks
+            sequence.published = len(shared)
+            sequence.computed = len(shared) * self.settings.block_tokens
             source = self._sources.get(sequence)
             if source is None or sequence.made > 0:  # a prompt, or a token phase that was preempted
                 sequence.stage = Stage.RUNNING
+                if sequence.made == 0:
+                    sequence.cached = sequence.computed
                 self._running.append(sequence)
                 continue
             sequence.stage = Stage.ARRIVING
@@ -182,12 +189,29 @@ class EmulatedMachine:
             sequence.transfer_open = True
             self._client.reserve(
                 source.transfer,
-                0,
+                len(shared),
                 blocks,
                 source_kvd_address=source.source_kvd_address,
                 source_engine_id=source.source_engine_id,
                 lease_ms=source.lease_ms,
             )
+
+    def _shared(self, sequence: Sequence) -> list[int]:
+        """Take the cached blocks that the sequence begins with; its last token is always computed."""
+        if not self.settings.prefix_caching:
+            return []
+        size = self.settings.block_tokens
+        return self.allocator.share(sequence.block_keys(0, (len(sequence.tokens) - 1) // size, size))
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Offer the blocks that were filled to the prefix cache."""
+        full = sequence.computed // self.settings.block_tokens
+        if not self.settings.prefix_caching or full <= sequence.published:
+            return
+        keys = sequence.block_keys(sequence.published, full, self.settings.block_tokens)
+        for block, key in zip(sequence.blocks[sequence.published : full], keys, strict=True):
+            self.allocator.publish(block, key)
+        sequence.published = full
 
     def _grow(self) -> list[Sequence]:
         """Give each running sequence room for its next token; return those that have it."""
@@ -277,6 +301,7 @@ class EmulatedMachine:
         self._in_batch = set()
         for sequence, count in iteration.batch.parts:
             sequence.computed += count
+            self._publish(sequence)
             if sequence.aborted:
                 self._release(sequence)
             elif sequence.pending == 0:
@@ -290,6 +315,7 @@ class EmulatedMachine:
             self._seeds[sequence],
             sequence.sampling,
             made=sequence.made,
+            cached=sequence.cached if sequence.made == 0 else 0,
             room=self.settings.max_model_len - len(sequence.tokens),
         )
         sequence.append(output.token_ids[0])

@@ -33,7 +33,14 @@ def refuse_unserved(sampling: SamplingParams) -> None:
 
 
 def output_of(
-    choice: TokenChoice, digest: int, seed: int | None, sampling: SamplingParams, *, made: int, room: int
+    choice: TokenChoice,
+    digest: int,
+    seed: int | None,
+    sampling: SamplingParams,
+    *,
+    made: int,
+    room: int,
+    cached: int,
 ) -> TokenOutput:
     """Choose the token after `made` earlier ones; `room`: tokens that the context can still take."""
     number = made + 1
@@ -49,7 +56,7 @@ def output_of(
     logprobs = []
     if sampling.HasField("logprobs"):
         logprobs.append(_logprobs(choice, digest, token, sampling.logprobs))
-    return TokenOutput([token], logprobs, finish, stop_token)
+    return TokenOutput([token], logprobs, finish, stop_token, cached)
 
 
 def _logprobs(choice: TokenChoice, digest: int, token: int, alternatives: int) -> dict[int, float]:

@@ -14,6 +14,7 @@ from services.engine.emulated.content import prefix_sums, token_step
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from services.engine.emulated.blocks import BlockKey
     from services.engine.emulated.content import Words
     from services.engine.interface import TokenOutput, Transfer, WorkKey
     from splitwise.rpc.v1.common_pb2 import SamplingParams
@@ -45,6 +46,8 @@ class Sequence:
     made: int = 0  # output tokens so far, the first token included
     stage: Stage = Stage.WAITING
     computed: int = 0
+    cached: int = 0  # of these, found in the prefix cache
+    published: int = 0  # blocks offered to the prefix cache
     pushed: int = 0  # blocks announced to the daemon
     transfer_open: bool = False  # the daemon may touch the blocks
     restart_push: bool = False  # preempted: the push begins again
@@ -99,4 +102,10 @@ class Sequence:
         self._block_array = np.empty(0, dtype=np.int64)
         self.computed = 0
         self.pushed = 0
+        self.published = 0
         return blocks
+
+    def block_keys(self, first: int, last: int, block_tokens: int) -> list[BlockKey]:
+        """Return the prefix cache's keys of blocks `first` to `last` - 1, all of them full."""
+        ends = self._prefixes[(first + 1) * block_tokens - 1 : last * block_tokens : block_tokens]
+        return [(first + number, int(end)) for number, end in enumerate(ends)]

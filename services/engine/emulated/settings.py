@@ -50,6 +50,8 @@ class EmulatedSettings(BaseModel):
         0.0, ge=0.0, le=1.0, description="chance that a token ends the text; decided by its KV like any token"
     )
 
+    prefix_caching: bool = Field(False, description="keep full blocks for prompts that begin alike")
+
     @model_validator(mode="after")
     def _consistent(self) -> EmulatedSettings:
         if self.token_bytes_per_layer % 8:

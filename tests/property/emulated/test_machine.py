@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,22 +15,26 @@ from services.engine.emulated.sequence import Sequence, Stage
 from services.engine.emulated.settings import EmulatedSettings
 from services.engine.interface import PromptWork, TokenWork, Transfer, WorkKey
 from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_LAYERWISE, SamplingParams
-from tests.property.emulated.loopback import Client, Daemon
+from tests.support.loopback_daemon import Client, Daemon
 
 SETTINGS = EmulatedSettings(
     kv_blocks=14, block_tokens=4, layers=2, token_bytes_per_layer=8, max_running=4, max_batch_tokens=10
 )
+CACHING = SETTINGS.model_copy(update={"prefix_caching": True})
 MAX_PROMPT, MAX_OUTPUT = 24, 24
 
 
 class Pair(RuleBasedStateMachine):
     """A prompt and a token machine, a daemon between them, and every interleaving."""
 
+    settings = SETTINGS
+    prompts = st.lists(st.integers(0, 999), min_size=1, max_size=MAX_PROMPT)
+
     def __init__(self) -> None:
         super().__init__()
         self.daemon = Daemon()
         self.clients = [Client(self.daemon, SETTINGS.layers) for _ in range(2)]
-        self.machines = [EmulatedMachine(SETTINGS, client) for client in self.clients]  # type: ignore[arg-type]
+        self.machines = [EmulatedMachine(self.settings, client) for client in self.clients]  # type: ignore[arg-type]
         for client, machine in zip(self.clients, self.machines, strict=True):
             client.machine = machine
         self.iterations: list[Iteration | None] = [None, None]
@@ -54,11 +59,10 @@ class Pair(RuleBasedStateMachine):
         for first in range(number):
             self.submit(prompt=[300 + first, 301, 302, 303, 304], outputs=MAX_OUTPUT, split=True)
 
-    @rule(
-        prompt=st.lists(st.integers(0, 999), min_size=1, max_size=MAX_PROMPT),
-        outputs=st.integers(1, MAX_OUTPUT),
-        split=st.booleans(),
-    )
+    @rule(data=st.data(), outputs=st.integers(1, MAX_OUTPUT), split=st.booleans())
+    def submit_any(self, data: st.DataObject, outputs: int, *, split: bool) -> None:
+        self.submit(data.draw(self.prompts), outputs, split=split)
+
     def submit(self, prompt: list[int], outputs: int, *, split: bool) -> None:
         number = next(self.numbers)
         key = WorkKey(f"r{number}", 1)
@@ -125,8 +129,10 @@ class Pair(RuleBasedStateMachine):
     @invariant()
     def blocks_have_one_owner(self) -> None:
         for index, machine in enumerate(self.machines):
-            held = [b for m, sequence, _ in self.live if m == index for b in sequence.blocks]
-            assert len(set(held)) == len(held) == machine.allocator.used
+            held = Counter(b for m, sequence, _ in self.live if m == index for b in sequence.blocks)
+            assert all(machine.allocator.users(block) == count for block, count in held.items())
+            assert len(held) == machine.allocator.used
+            assert self.settings.prefix_caching or all(count == 1 for count in held.values())
 
     @invariant()
     def nobody_gives_way_too_often(self) -> None:
@@ -158,5 +164,18 @@ class Pair(RuleBasedStateMachine):
                 assert made[skip:] == expected
 
 
+class CachingPair(Pair):
+    """The same with prefix caches, and prompts that mostly begin alike."""
+
+    settings = CACHING
+    prompts = st.builds(
+        lambda same, rest: [*range(500, 500 + same), *rest],
+        st.integers(0, MAX_PROMPT - 5),
+        st.lists(st.integers(0, 1), min_size=1, max_size=5),
+    )
+
+
 TestPair = Pair.TestCase
+TestCachingPair = CachingPair.TestCase
+TestCachingPair.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestPair.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -24,6 +24,7 @@ class Push:
     target: Client | None = None
     source_blocks: list[int] = field(default_factory=list)
     target_blocks: list[int] = field(default_factory=list)
+    first_block: int = 0  # of the target's
     complete: bool = False
     first_token: int | None = None
 
@@ -47,9 +48,10 @@ class Daemon:
         assert push.source is not None
         assert push.target is not None
         assert push.first_token is not None
-        assert len(push.source_blocks) == len(push.target_blocks)
+        sent = push.source_blocks[push.first_block :]
+        assert len(sent) == len(push.target_blocks)
         source, target = push.source.machine.store, push.target.machine.store
-        target._words[:, push.target_blocks] = source._words[:, push.source_blocks]
+        target._words[:, push.target_blocks] = source._words[:, sent]
         push.source.notices.append(Released(key, delivered=True))
         push.target.notices.append(Received(key, push.first_token))
 
@@ -83,10 +85,9 @@ class Client:
         self._end_late(transfer_key(transfer))
 
     def reserve(self, transfer: Any, first_block: int, block_ids: Iterable[int], **_rest: Any) -> None:
-        assert first_block == 0
         key = transfer_key(transfer)
         push = self.daemon.open(key)
-        push.target, push.target_blocks = self, list(block_ids)
+        push.target, push.target_blocks, push.first_block = self, list(block_ids), first_block
         self._end_late(key)
 
     def _end_late(self, key: TransferKey) -> None:
