@@ -8,6 +8,7 @@ the whole answer.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import aclosing, suppress
 from functools import partial
@@ -27,7 +28,7 @@ from splitwise.errors import RemoteError, ServerError, UnavailableError
 from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from services.router.gateway.backend import GatewayBackend
     from services.router.gateway.requests import GatewayOptions
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from splitwise.rpc.v1.router_pb2 import GenerateResponse
 
     Messages = AsyncGenerator[GenerateResponse, None]
+
+LARGE = 65_536
+"""Bytes of JSON that take about a millisecond to read."""
 
 
 class GenerationRoutes:
@@ -46,13 +50,28 @@ class GenerationRoutes:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Serve ``POST /v1/completions``."""
-        body = parse(CompletionBody, await read_body(request, self._options))
-        return await self._serve(request, completion_call(body, _client_request_id(request)))
+        client_id = _client_request_id(request)
+
+        def translate(body: bytes) -> Call:
+            return completion_call(parse(CompletionBody, body), client_id)
+
+        return await self._serve(request, await self._read(request, translate))
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """Serve ``POST /v1/chat/completions``."""
-        body = parse(ChatBody, await read_body(request, self._options))
-        return await self._serve(request, chat_call(body, _client_request_id(request)))
+        client_id = _client_request_id(request)
+
+        def translate(body: bytes) -> Call:
+            return chat_call(parse(ChatBody, body), client_id)
+
+        return await self._serve(request, await self._read(request, translate))
+
+    async def _read(self, request: web.Request, translate: Callable[[bytes], Call]) -> Call:
+        """Translate the body; a large one in a thread, so that it holds up no other stream."""
+        body = await read_body(request, self._options)
+        if len(body) < LARGE:
+            return translate(body)
+        return await asyncio.to_thread(translate, body)
 
     async def _serve(self, http: web.Request, call: Call) -> web.StreamResponse:
         if not call.request.model:

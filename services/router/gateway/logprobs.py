@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,4 +72,4 @@ class LogprobWriter:
 
 
 def _finite(logprob: float) -> float:
-    return max(LOWEST, logprob)  # NaN too becomes LOWEST
+    return max(LOWEST, logprob) if math.isfinite(logprob) else LOWEST

@@ -277,6 +277,14 @@ async def test_bodies_need_the_json_type(http: aiohttp.ClientSession) -> None:
         assert response.status == 200
 
 
+async def test_large_bodies_are_served_and_refused_like_small_ones(http: aiohttp.ClientSession) -> None:
+    padded = TEXT | {"user": "x" * 200_000}
+    async with http.post("/v1/completions", json=padded) as response:
+        assert response.status == 200
+    async with http.post("/v1/completions", json=padded | {"prompt": [1, 2, -3]}) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "prompt[2]")
+
+
 class TestBounds:
     @pytest.fixture
     def options(self) -> GatewayOptions:
