@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from splitwise.errors import SplitwiseError
 from splitwise.perf import kernels
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 MIXED_FACTOR = 1.1  # authors' simulator: a mixed iteration over the prompt time of all its tokens
 
 
-class PerformanceModelError(ValueError):
+class PerformanceModelError(SplitwiseError, ValueError):
     """A performance model or a profile cannot be used; says what is wrong, where and what to do."""
 
 
