@@ -72,7 +72,7 @@ class Answer:
         self._prompt_tokens = 0
         self._output_tokens = 0
         self._begun = False
-        self._head = json.dumps(self._identity | {"object": self._chunk_object()})[:-1]
+        self._head = json.dumps(self._identity | {"object": self._chunk_object()}, separators=(",", ":"))[:-1]
 
     def _chunk_object(self) -> str:
         return "chat.completion.chunk" if self._chat else "text_completion"
