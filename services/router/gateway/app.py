@@ -163,6 +163,8 @@ async def _answer(request: web.Request, handler: Handler, guard: GatewayOptions 
         return _error(Refusal(404, f"{request.path} is not served", code="unknown_url"))
     except web.HTTPException as error:
         return _error(Refusal(error.status, error.reason))
+    except ConnectionError:  # the client is gone; there is nobody to answer
+        raise
     except Exception as error:  # noqa: BLE001 - the client is owed an answer
         get_logger().exception("gateway.failed", route=_route(request), error=str(error))
         return _error(Refusal(500, "the gateway failed", kind="server_error", code="internal_error"))

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from services.router.gateway import GatewayOptions, serve_gateway
-from services.router.gateway.metrics import STALLED_STREAMS
+from services.router.gateway.metrics import REQUESTS, STALLED_STREAMS
 from splitwise import errors
 from splitwise.config import Address
 from splitwise.rpc.v1.common_pb2 import FINISH_REASON_CANCELLED
@@ -216,4 +216,20 @@ async def test_many_streams_at_once_stay_apart(client: openai.AsyncOpenAI, backe
 
     answers = await asyncio.gather(*[ask(count) for count in range(1, 13)])
     assert answers == ["Hello, world"[:count] for count in range(1, 13)]
+    assert backend.running == 0
+
+
+async def test_leavers_are_counted_as_such(address: Address, backend: ScriptedBackend) -> None:
+    backend.pauses = {0: asyncio.Event()}
+    counted = REQUESTS.labels("/v1/completions", "499")._value
+    before = counted.get()
+    body = json.dumps(BODY).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    for sent in (body, body[:5]):  # one leaves while it waits, one in the middle of its body
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + sent)
+        await writer.drain()
+        await asyncio.sleep(0.3)
+        writer.close()
+    await eventually(lambda: counted.get() == before + 2)
     assert backend.running == 0
