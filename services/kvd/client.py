@@ -109,8 +109,9 @@ class KvdClient:
         self._failure: str | None = "not attached yet"
         self._attach = Attach(engine_id=engine_id, incarnation=self.incarnation)
         self._memory: KvMemory | None = None
-        self._open: dict[TransferKey, Side] = {}
-        self._ended: OrderedDict[TransferKey, None] = OrderedDict()
+        # An engine that runs both phases of a request is both sides of its transfer.
+        self._open: set[tuple[TransferKey, Side]] = set()
+        self._ended: OrderedDict[tuple[TransferKey, Side], None] = OrderedDict()
         self._notices: deque[Notice] = deque()
         self._notice_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -220,11 +221,7 @@ class KvdClient:
         not be announced.
         """
         with self._lock:
-            live = [
-                e
-                for e in entries
-                if TransferKey(e.transfer.transfer_id, e.transfer.generation) not in self._ended
-            ]
+            live = [e for e in entries if (_key(e.transfer), "prompt") not in self._ended]
             if live and self._link is not None:
                 self._send(EngineMessage(push_plan=PushPlan(progress_base=self._link.progress, entries=live)))
 
@@ -237,7 +234,8 @@ class KvdClient:
     def first_token(self, transfer: TransferLike, token_id: int) -> None:
         """Hand over the sampled first token, which travels with the completion signal."""
         key = transfer_key(transfer)
-        self._send_if_open(key, EngineMessage(first_token=FirstToken(transfer=_ref(key), token_id=token_id)))
+        message = EngineMessage(first_token=FirstToken(transfer=_ref(key), token_id=token_id))
+        self._send_if_open(key, message, "prompt")
 
     # ---- token side
 
@@ -274,7 +272,8 @@ class KvdClient:
     def cancel(self, transfer: TransferLike, reason: str = "") -> None:
         """Ask for an early end. The answer is the transfer's notice; until then the blocks stay in use."""
         key = transfer_key(transfer)
-        self._send_if_open(key, EngineMessage(cancel=CancelTransfer(transfer=_ref(key), reason=reason)))
+        message = EngineMessage(cancel=CancelTransfer(transfer=_ref(key), reason=reason))
+        self._send_if_open(key, message, "prompt", "token")
 
     # ---- notices
 
@@ -318,21 +317,21 @@ class KvdClient:
 
     # ---- inside; all below hold the lock or run in the thread
 
-    def _open_transfer(
-        self, key: TransferKey, side: Literal["prompt", "token"], message: EngineMessage
-    ) -> None:
+    def _open_transfer(self, key: TransferKey, side: Side, message: EngineMessage) -> None:
         with self._lock:
-            if key in self._open or key in self._ended:
+            if (key, side) in self._open or (key, side) in self._ended:
                 raise ValueError(f"transfer {key} was opened before: take a new id or the next generation")
-            self._open[key] = side
+            self._open.add((key, side))
             if self._attached is None:
-                self._end_locally(key, f"KV daemon at {self.socket_path} is away: {self._failure}")
+                self._end_locally(key, side, f"KV daemon at {self.socket_path} is away: {self._failure}")
                 return
             self._send(message)
 
-    def _send_if_open(self, key: TransferKey, message: EngineMessage) -> None:
+    def _send_if_open(self, key: TransferKey, message: EngineMessage, *sides: Side) -> None:
         with self._lock:
-            if self._attached is not None and key not in self._ended:
+            is_open = any((key, side) in self._open for side in sides)
+            is_over = any((key, side) in self._ended for side in sides)
+            if self._attached is not None and (is_open or not is_over):
                 self._send(message)
 
     def _send(self, message: EngineMessage) -> None:
@@ -340,18 +339,19 @@ class KvdClient:
             self._link.send(message)
 
     def _deliver(self, notice: Notice) -> None:
-        if notice.key in self._ended:
+        end: tuple[TransferKey, Side] = (notice.key, "prompt" if isinstance(notice, Released) else "token")
+        if end in self._ended:
             return
-        self._open.pop(notice.key, None)
-        self._ended[notice.key] = None
+        self._open.discard(end)
+        self._ended[end] = None
         if len(self._ended) > _REMEMBERED_ENDS:
             self._ended.popitem(last=False)
         self._notices.append(notice)
         os.eventfd_write(self._notice_fd, 1)
         self._changed.notify_all()
 
-    def _end_locally(self, key: TransferKey, why: str) -> None:
-        if self._open.get(key) == "token":
+    def _end_locally(self, key: TransferKey, side: Side, why: str) -> None:
+        if side == "token":
             self._deliver(Failed(key, TRANSFER_FAILURE_PEER_LOST, why))
         else:
             self._deliver(Released(key, delivered=False, message=why))
@@ -412,8 +412,8 @@ class KvdClient:
     def _lost(self, why: str) -> None:
         with self._changed:
             self._failure = why
-            for key in list(self._open):
-                self._end_locally(key, f"KV daemon at {self.socket_path} was lost: {why}")
+            for key, side in list(self._open):
+                self._end_locally(key, side, f"KV daemon at {self.socket_path} was lost: {why}")
             self._changed.notify_all()
 
     def _pause(self, seconds: float) -> None:

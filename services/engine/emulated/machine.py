@@ -23,7 +23,7 @@ from services.engine.emulated.memory import KvStore
 from services.engine.emulated.sampling import output_of, seed_of
 from services.engine.emulated.sequence import Sequence, Stage
 from services.engine.interface import EngineError, TransferFailedError
-from services.kvd.client import Failed, KvdClient, Received, push_entry
+from services.kvd.client import Failed, KvdClient, Received, Released, push_entry
 from splitwise.kv.identity import TransferKey, transfer_key
 
 if TYPE_CHECKING:
@@ -59,8 +59,13 @@ class EmulatedMachine:
         self._serial = 0
         self._sources: dict[Sequence, TokenWork] = {}
         self._seeds: dict[Sequence, int | None] = {}
-        self._sequences: dict[TransferKey, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
+        # By whether it is the token side: one machine may run both phases of a request.
+        self._sequences: dict[tuple[TransferKey, bool], Sequence] = {}
+        self._waiting: deque[Sequence] = deque()  # prompts, and token phases that were preempted
+        self._arrivals: deque[Sequence] = deque()  # token phases whose blocks are not reserved yet
+        # Blocks that arriving KV leaves to prompts, and prompts to arriving KV: each may be what the
+        # other waits for, here or on another machine.
+        self._headroom = min(self._blocks_for(settings.max_model_len), settings.kv_blocks // 4)
         self._arriving = 0
         self._running: list[Sequence] = []
         self._in_batch: set[Sequence] = set()
@@ -71,7 +76,7 @@ class EmulatedMachine:
         """Queue a prompt; its transfer is announced to the daemon at once."""
         sequence = self._new(work, token_side=False)
         if work.transfer is not None:
-            self._sequences[transfer_key(work.transfer)] = sequence
+            self._sequences[transfer_key(work.transfer), False] = sequence
             sequence.transfer_open = True
             self._client.expect(work.transfer, len(work.token_ids), work.mode, work.lease_ms)
         self._waiting.append(sequence)
@@ -81,8 +86,8 @@ class EmulatedMachine:
         """Queue a token phase; blocks are reserved as soon as there are enough."""
         sequence = self._new(work, token_side=True)
         self._sources[sequence] = work
-        self._sequences[transfer_key(work.transfer)] = sequence
-        self._waiting.append(sequence)
+        self._sequences[transfer_key(work.transfer), True] = sequence
+        self._arrivals.append(sequence)
         return sequence
 
     def _new(self, work: PromptWork | TokenWork, *, token_side: bool) -> Sequence:
@@ -111,7 +116,7 @@ class EmulatedMachine:
 
     def take_notice(self, notice: Notice) -> None:
         """Act on what the daemon says about a transfer."""
-        sequence = self._sequences.pop(notice.key, None)
+        sequence = self._sequences.pop((notice.key, not isinstance(notice, Released)), None)
         if sequence is None:
             return
         sequence.transfer_open = False
@@ -135,7 +140,7 @@ class EmulatedMachine:
         if sequence.stage is Stage.OVER or sequence.transfer_open or sequence in self._in_batch:
             return
         if sequence.stage is Stage.WAITING:
-            self._waiting.remove(sequence)
+            (self._waiting if sequence in self._waiting else self._arrivals).remove(sequence)
         elif sequence.stage is Stage.ARRIVING:
             self._arriving -= 1
         elif sequence.stage is Stage.RUNNING:
@@ -158,43 +163,66 @@ class EmulatedMachine:
         self._seeds.clear()
         self._running.clear()
         self._waiting.clear()
+        self._arrivals.clear()
 
     # ---- admission and memory
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.settings.block_tokens)
 
+    def _places(self) -> int:
+        return self.settings.max_running - len(self._running) - self._arriving
+
     def _admit(self) -> None:
-        """Give blocks to waiting work in order of arrival, while places and blocks last."""
-        while self._waiting and len(self._running) + self._arriving < self.settings.max_running:
+        """Give blocks to waiting work: prompts first, each kind in order of arrival."""
+        while self._waiting and self._places() > 0:
             sequence = self._waiting[0]
-            shared = self._shared(sequence)
-            blocks = self.allocator.take(self._blocks_for(len(sequence.tokens)) - len(shared))
-            if blocks is None:
-                self.allocator.give_back(shared)
-                return
+            if not self._give_blocks(sequence, leave=self._headroom if self._prompts_crowd() else 0):
+                break
             self._waiting.popleft()
-            sequence.blocks = shared + blocks
-            sequence.published = len(shared)
-            sequence.computed = len(shared) * self.settings.block_tokens
-            source = self._sources.get(sequence)
-            if source is None or sequence.made > 0:  # a prompt, or a token phase that was preempted
-                sequence.stage = Stage.RUNNING
-                if sequence.made == 0:
-                    sequence.cached = sequence.computed
-                self._running.append(sequence)
-                continue
-            sequence.stage = Stage.ARRIVING
-            self._arriving += 1
-            sequence.transfer_open = True
-            self._client.reserve(
-                source.transfer,
-                len(shared),
-                blocks,
-                source_kvd_address=source.source_kvd_address,
-                source_engine_id=source.source_engine_id,
-                lease_ms=source.lease_ms,
-            )
+            sequence.stage = Stage.RUNNING
+            if sequence.made == 0:
+                sequence.cached = sequence.computed
+            self._running.append(sequence)
+        while self._arrivals and self._places() > 0:
+            sequence = self._arrivals[0]
+            if not self._give_blocks(sequence, leave=self._headroom if self._arriving else 0):
+                return
+            self._arrivals.popleft()
+            self._reserve(sequence, self._sources[sequence])
+
+    def _prompts_crowd(self) -> bool:
+        """Tell whether prompts hold blocks for their delivery while token phases wait for theirs."""
+        return bool(self._arrivals) and any(
+            sequence.blocks and not token_side for (_, token_side), sequence in self._sequences.items()
+        )
+
+    def _give_blocks(self, sequence: Sequence, *, leave: int = 0) -> bool:
+        """Take blocks for all known tokens, cached ones where they are there; False when too few are free."""
+        shared = self._shared(sequence)
+        missing = self._blocks_for(len(sequence.tokens)) - len(shared)
+        blocks = self.allocator.take(missing) if missing + leave <= self.allocator.free else None
+        if blocks is None:
+            self.allocator.give_back(shared)
+            return False
+        sequence.blocks = shared + blocks
+        sequence.published = len(shared)
+        sequence.computed = len(shared) * self.settings.block_tokens
+        return True
+
+    def _reserve(self, sequence: Sequence, source: TokenWork) -> None:
+        """Let the daemon grant the blocks that are not cached here to the source."""
+        sequence.stage = Stage.ARRIVING
+        self._arriving += 1
+        sequence.transfer_open = True
+        self._client.reserve(
+            source.transfer,
+            sequence.published,
+            sequence.blocks[sequence.published :],
+            source_kvd_address=source.source_kvd_address,
+            source_engine_id=source.source_engine_id,
+            lease_ms=source.lease_ms,
+        )
 
     def _shared(self, sequence: Sequence) -> list[int]:
         """Take the cached blocks that the sequence begins with; its last token is always computed."""
