@@ -5,6 +5,7 @@ Engines import this module: it must stay free of gRPC and UCX.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from typing import Protocol
@@ -35,9 +36,11 @@ class MemfdMemory:
         if nbytes <= 0:
             raise ValueError(f"KV memory of {nbytes} bytes: must be above 0")
         self.nbytes = nbytes
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, nbytes)
+            # The daemon maps it too: memory that shrank under the mapping would kill it.
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             self.buffer = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED)
         except OSError as error:
             os.close(self.fd)

@@ -639,15 +639,19 @@ class GrantResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SOURCE_INCARNATION_FIELD_NUMBER: _builtins.int
+    UCX_ADDRESS_FIELD_NUMBER: _builtins.int
     source_incarnation: _builtins.int
+    ucx_address: _builtins.bytes
+    """of the source, for the acknowledgement"""
     def __init__(
         self,
         *,
         source_incarnation: _builtins.int = ...,
+        ucx_address: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["source_incarnation", b"source_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source_incarnation", b"source_incarnation", "ucx_address", b"ucx_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -735,6 +739,68 @@ class AbandonResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AbandonResponse: _TypeAlias = AbandonResponse  # noqa: Y015
+
+@_typing.final
+class CompletionSignal(_message.Message):
+    """Headers of UCX active messages: the completion signal (source to destination, after the
+    flush) and its acknowledgement.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    CHECKSUMMED_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """put into the granted blocks"""
+    checksummed: _builtins.bool
+    checksum: _builtins.int
+    """XXH3-64 over the layers' XXH3-64 of their blocks, in order"""
+    first_token: _builtins.int
+    @_builtins.property
+    def transfer(self) -> _common_pb2.TransferRef: ...
+    @_builtins.property
+    def stats(self) -> _common_pb2.TransferStats: ...
+    def __init__(
+        self,
+        *,
+        transfer: _common_pb2.TransferRef | None = ...,
+        bytes: _builtins.int = ...,
+        checksummed: _builtins.bool = ...,
+        checksum: _builtins.int = ...,
+        first_token: _builtins.int = ...,
+        stats: _common_pb2.TransferStats | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats", "transfer", b"transfer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checksum", b"checksum", "checksummed", b"checksummed", "first_token", b"first_token", "stats", b"stats", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompletionSignal: _TypeAlias = CompletionSignal  # noqa: Y015
+
+@_typing.final
+class Acknowledgement(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transfer(self) -> _common_pb2.TransferRef: ...
+    def __init__(
+        self,
+        *,
+        transfer: _common_pb2.TransferRef | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Acknowledgement: _TypeAlias = Acknowledgement  # noqa: Y015
 
 @_typing.final
 class DescribeKvdRequest(_message.Message):
