@@ -97,6 +97,13 @@ class Fail(Decision):
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled(Decision):
+    """The request ended because the client wanted no more of it; nothing is to be sent."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class MovePool(Decision):
     """A machine changes pool: borrowed (to MIXED) or returned (to its home pool)."""
 
@@ -107,7 +114,10 @@ class MovePool(Decision):
 
 @dataclass(frozen=True, slots=True)
 class RefuseMachine(Decision):
-    """A registration is refused; `code` is ``stale_incarnation`` or ``kv_fingerprint``."""
+    """A registration is refused.
+
+    `code` is ``stale_incarnation``, ``kv_fingerprint``, ``identity_conflict`` or ``bad_description``.
+    """
 
     machine_id: str
     code: str

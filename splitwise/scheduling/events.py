@@ -129,6 +129,13 @@ class AttemptEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptAccepted(AttemptEvent):
+    """One machine has the attempt's phase in its engine's queue."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
 class FirstTokenMade(AttemptEvent):
     """The prompt machine sampled the first token. `finishes`: it also ends the request."""
 

@@ -1,0 +1,24 @@
+"""The vLLM engine: an adapter in the service's process, a KV connector inside the engine core.
+
+Importing this package loads neither vLLM nor torch; `VllmEngine.start` does.
+
+=================  ==================================================================
+``settings``       what can be set
+``engine``         `VllmEngine`: the engine interface on vLLM's ``AsyncLLM``
+``sampling``       sampling parameters of the contract to vLLM's, per phase
+``transfer``       what travels with a request into the engine core
+``hotline``        socket and shared figures between adapter and engine core
+``connector``      the class that vLLM loads; hooks only
+``prompt_side``    scheduler side of outgoing transfers
+``token_side``     scheduler side of incoming transfers
+``worker_side``    KV memory, push plans, layer notices
+``memory``         KV cache inside a memfd (``cuda_memory``: in a CUDA VMM allocation)
+``geometry``       how vLLM lays out blocks, in the contract's words
+``first_token``    makes the V1 model runner take the first token as output
+=================  ==================================================================
+"""
+
+from services.engine.vllm.engine import VllmEngine
+from services.engine.vllm.settings import VllmSettings
+
+__all__ = ["VllmEngine", "VllmSettings"]

@@ -1,0 +1,93 @@
+"""Worker side: the KV cache inside shared memory, push plans before a pass, a notice after each layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.engine.vllm import first_token
+from services.engine.vllm.geometry import UnsupportedModelError, geometry_of
+from services.engine.vllm.memory import kv_allocation
+from services.engine.vllm.session import session_of
+from services.kvd.client import AttachError, push_entry
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from services.engine.vllm.plan import StepPlan
+    from splitwise.rpc.v1.kvd_pb2 import KvGeometry
+
+
+class WorkerSide:
+    """One rank's part; called from the model runner only."""
+
+    def __init__(self, config: VllmConfig, kv_cache: KVCacheConfig) -> None:
+        self._config = config
+        self._kv_cache = kv_cache
+        self._session = session_of(config)
+        self._client = self._session.client
+        self._allocation = kv_allocation(config.device_config.device_type)
+        self._announced = False  # this pass's layers are being counted
+        if not config.use_v2_model_runner:
+            first_token.install()
+
+    def allocation(self) -> AbstractContextManager[object]:
+        """Return the context in which vLLM shall allocate the KV cache."""
+        return self._allocation
+
+    def attach(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Hand the KV cache's memory to the daemon; a refusal is told to the adapter too."""
+        try:
+            geometry = self._checked_geometry(kv_caches)
+            self._session.attached = self._client.attach(geometry, self._allocation.memory)
+            self._session.geometry = geometry
+        except (AttachError, UnsupportedModelError, RuntimeError) as error:
+            self._session.hotline.hello(error=str(error))
+            raise
+
+    def _checked_geometry(self, kv_caches: dict[str, torch.Tensor]) -> KvGeometry:
+        """Describe the KV cache, after making sure that it is in the shared memory."""
+        tensor = self._kv_cache.kv_cache_tensors[0]
+        geometry = geometry_of(
+            self._kv_cache,
+            block_tokens=self._config.cache_config.block_size,
+            dtype=str(kv_caches[tensor.layers[0]].dtype).removeprefix("torch."),
+            model=self._session.model,
+            backend=self._backend(tensor.layers[0]),
+        )
+        for number, name in enumerate(tensor.layers):
+            place = self._allocation.base + tensor.offset + number * tensor.layer_stride
+            if self._allocation.memory is None or kv_caches[name].data_ptr() != place:
+                raise RuntimeError(
+                    f"layer {name}: its KV cache is not in the shared memory; this vLLM version "
+                    "allocates it in another way than this connector knows"
+                )
+        return geometry
+
+    def begin(self, plan: StepPlan) -> None:
+        """Announce what the coming pass completes."""
+        self._announced = bool(plan.pushes)
+        if self._announced:
+            self._allocation.begin_pass()
+            self._client.push_plan(
+                [
+                    push_entry(
+                        push.key, push.first_block, push.block_ids, final=push.final, restart=push.restart
+                    )
+                    for push in plan.pushes
+                ]
+            )
+
+    def layer_done(self) -> None:
+        """Tell the daemon, once it is true, that the running pass has written the next layer's KV."""
+        if self._announced:
+            self._allocation.after_kernels(self._client.layer_done)
+
+    def _backend(self, layer: str) -> str:
+        """Name what decides how bytes lie inside a block: the attention code and its instruction set."""
+        attention = self._config.compilation_config.static_forward_context[layer]
+        name = attention.get_attn_backend().get_name()
+        return f"{name}/{getattr(attention, 'isa', self._config.device_config.device_type)}"

@@ -1,0 +1,214 @@
+"""Putting requests on machines and taking them off: the bridge from requests to kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from splitwise.scheduling import arrays, policies, reasons
+from splitwise.scheduling.decisions import Assign, Candidate, MovePool
+from splitwise.scheduling.events import Phase, Pool
+from splitwise.scheduling.fleet import POOL_OF_CODE
+from splitwise.scheduling.prefix import PrefixIndex
+from splitwise.scheduling.requests import Hold, Request
+from splitwise.scheduling.states import RequestInput
+
+if TYPE_CHECKING:
+    from splitwise.scheduling.arrays import Int64s
+    from splitwise.scheduling.decisions import Decision
+    from splitwise.scheduling.fleet import Fleet, Machine
+    from splitwise.scheduling.settings import SchedulerSettings
+
+
+def microseconds(seconds: float) -> int:
+    """Return a moment or duration as the kernels count it."""
+    return round(seconds * 1e6)
+
+
+class Placement:
+    """Chooses pairs, books what they hold in the arrays, and gives it back."""
+
+    def __init__(self, fleet: Fleet, settings: SchedulerSettings) -> None:
+        self.serial = 0
+        self._fleet = fleet
+        self._settings = settings
+        self._hold_us = microseconds(settings.borrow_hold)
+        self._limits = policies.new_limits(
+            settings.policy, settings.queue_tokens, settings.last_resort_tokens, settings.seed
+        )
+        self._trace = policies.new_trace()
+        self._prefixes = PrefixIndex(settings.prefix_blocks_per_machine)
+        self._uses_prefixes = settings.policy == "prefix-aware"
+
+    def sizes(self, request: Request) -> tuple[int, int, int]:
+        """KV blocks for the prompt, for the token phase at first, and at its longest."""
+        per_block = request.group.block_tokens
+        context, remaining = request.context, request.remaining
+        prompt = -(-context // per_block)
+        if remaining <= 1:  # the first token is the last: no token phase
+            return prompt, 0, 0
+        first = -(-(context + min(remaining, self._settings.reserve_output_tokens)) // per_block)
+        return prompt, first, -(-(context + remaining) // per_block)
+
+    def ever_fits(self, request: Request) -> bool:
+        """Whether the request would fit if nothing else ran."""
+        prompt, _, most = self.sizes(request)
+        return request.group.ever_fits(prompt, most)
+
+    def place(self, request: Request, now: float) -> list[Decision] | None:
+        """Assign the request to a pair and return the decisions, or None when it must wait."""
+        prompt_blocks, token_blocks, most_blocks = self.sizes(request)
+        hints = self._hints(request)
+        choice = self._choose(request, prompt_blocks, token_blocks, most_blocks, hints)
+        prompt, token = self._fleet.by_slot[choice[0]], self._fleet.by_slot[choice[1]]
+        if choice[0] < 0 or prompt is None or token is None:
+            return None
+        candidates = self._candidates(prompt, token, bool(token_blocks)) if self._settings.explain else ()
+        decisions: list[Decision] = []
+        self.serial += 1
+        request.advance(RequestInput.PLACE)
+        request.attempt += 1
+        request.serial = self.serial
+        request.first_seen = False
+        request.avoid.clear()
+        tokens = request.context
+        if choice[2] == policies.HOW_PREFIX:
+            tokens = max(1, tokens - next(cached for slot, cached in hints if slot == prompt.slot))
+        self._book_prompt(request, prompt, Hold(prompt, tokens, prompt_blocks), now, decisions)
+        if token_blocks:
+            self._book_token(request, token, Hold(token, 0, token_blocks), now, decisions)
+        reason = reasons.ASSIGN[self._settings.policy, choice[2], choice[3]]
+        names = (prompt.spec.machine_id, token.spec.machine_id)
+        decisions.append(Assign(reason, request.request_id, request.attempt, *names, self.serial, candidates))
+        return decisions
+
+    def prompt_computed(self, request: Request) -> None:
+        """Book the prompt as computed; its KV stays on the prompt machine."""
+        hold = request.prompt
+        if hold is not None and hold.running:
+            hold.running = False
+            arrays.end_prompt(self._fleet.state, hold.machine.slot, hold.tokens)
+
+    def release_prompt(self, request: Request) -> None:
+        """Give back all that the attempt holds on its prompt machine."""
+        self.prompt_computed(request)
+        hold, request.prompt = request.prompt, None
+        if hold is not None:
+            arrays.change_kv(self._fleet.state, hold.machine.slot, -hold.blocks)
+            if request.token is None or request.token.machine is not hold.machine:
+                del hold.machine.open[request.serial]
+
+    def release_token(self, request: Request) -> None:
+        """Give back all that the attempt holds on its token machine."""
+        hold, request.token = request.token, None
+        if hold is not None:
+            arrays.end_token(self._fleet.state, hold.machine.slot, hold.blocks)
+            if request.prompt is None or request.prompt.machine is not hold.machine:
+                del hold.machine.open[request.serial]
+
+    def grow(self, request: Request) -> None:
+        """Promise more KV when the output has outgrown what was promised."""
+        hold = request.token
+        if hold is None:
+            return
+        needed = hold.machine.blocks(request.context)
+        if needed > hold.blocks:
+            arrays.change_kv(self._fleet.state, hold.machine.slot, needed - hold.blocks)
+            hold.blocks = needed
+
+    def send_home(self, machine: Machine, now: float) -> MovePool | None:
+        """Return a borrowed machine to its home pool if it is time to."""
+        if machine.slot not in self._fleet.borrowed or not arrays.wants_home(
+            self._fleet.state, machine.slot, self._hold_us, microseconds(now)
+        ):
+            return None
+        source = machine.pool
+        self._fleet.move(machine, machine.spec.home)
+        return MovePool(reasons.RETURN, machine.spec.machine_id, source, machine.pool)
+
+    def forget(self, machine: Machine) -> None:
+        """Forget which prefixes a lost machine held."""
+        self._prefixes.forget_machine(machine.slot)
+
+    def _choose(
+        self, request: Request, prompt_blocks: int, token_blocks: int, most_blocks: int,
+        hints: list[tuple[int, int]],
+    ) -> tuple[int, int, int, int]:  # fmt: skip
+        """Ask the kernel, first without the pair that just failed."""
+        state = self._fleet.state
+        rows: Int64s = np.array(hints, np.int64) if hints else policies.NO_HINTS
+        shunned = [m.slot for m in request.avoid if state.machines[arrays.POSITION, m.slot] != arrays.NONE]
+        arguments = (
+            state, self._limits, request.group.index, request.context, prompt_blocks, token_blocks,
+            most_blocks, self.serial + 1,
+        )  # fmt: skip
+        if shunned:
+            for slot in shunned:
+                arrays.leave(state, slot)
+            choice = policies.choose_pair(*arguments, policies.NO_HINTS, self._trace)
+            for slot in shunned:
+                arrays.enter(state, slot)
+            if choice[0] != arrays.NONE:
+                return choice
+        return policies.choose_pair(*arguments, rows, self._trace)
+
+    def _hints(self, request: Request) -> list[tuple[int, int]]:
+        """Return (slot, cached tokens) for machines that hold the start of the prompt."""
+        if not self._uses_prefixes or not request.prefix_hashes:
+            return []
+        hints = []
+        for slot, blocks in self._prefixes.find(request.prefix_hashes):
+            machine = self._fleet.by_slot[slot]
+            serving = self._fleet.state.machines[arrays.POSITION, slot] != arrays.NONE
+            if serving and machine and machine.group is request.group and machine.pool is not Pool.TOKEN:
+                hints.append((slot, min(blocks * request.group.block_tokens, request.context)))
+        return hints
+
+    def _book_prompt(
+        self, request: Request, machine: Machine, hold: Hold, now: float, decisions: list[Decision]
+    ) -> None:
+        if machine.pool is Pool.TOKEN:
+            decisions.append(self._borrow(machine))
+        arrays.add_prompt(self._fleet.state, machine.slot, hold.tokens, hold.blocks, microseconds(now))
+        request.prompt = hold
+        machine.open[request.serial] = request
+        if self._uses_prefixes and request.prefix_hashes:
+            self._prefixes.remember(machine.slot, request.prefix_hashes)
+
+    def _book_token(
+        self, request: Request, machine: Machine, hold: Hold, now: float, decisions: list[Decision]
+    ) -> None:
+        if machine.pool is Pool.PROMPT:
+            decisions.append(self._borrow(machine))
+        arrays.add_token(self._fleet.state, machine.slot, hold.blocks, microseconds(now))
+        request.token = hold
+        machine.open[request.serial] = request
+
+    def _borrow(self, machine: Machine) -> MovePool:
+        source = machine.pool
+        self._fleet.move(machine, Pool.MIXED)
+        return MovePool(reasons.BORROW, machine.spec.machine_id, source, Pool.MIXED)
+
+    def _candidates(self, prompt: Machine, token: Machine, has_token: bool) -> tuple[Candidate, ...]:
+        """Translate the kernel's trace; `queue_tokens` of the token phase are KV tokens in use."""
+        found: dict[tuple[int, int], Candidate] = {}
+        rows = self._trace[1 : 1 + int(self._trace[0, 0])].tolist()
+        chosen = {(arrays.PHASE_PROMPT, prompt.slot)}
+        if has_token:
+            chosen.add((arrays.PHASE_TOKEN, token.slot))
+        for phase, slot, queue in rows:
+            machine = self._fleet.by_slot[slot]
+            if machine is None or (phase, slot) in found:
+                continue
+            tokens = queue
+            if phase == arrays.PHASE_TOKEN:
+                tokens = queue * machine.spec.block_tokens
+            found[phase, slot] = Candidate(
+                machine.spec.machine_id,
+                Phase.PROMPT if phase == arrays.PHASE_PROMPT else Phase.TOKEN,
+                POOL_OF_CODE[int(self._fleet.state.machines[arrays.POOL, slot])],
+                tokens,
+                (phase, slot) in chosen,
+            )
+        return tuple(found.values())

@@ -1,0 +1,73 @@
+"""Which machine probably has which prompt prefix cached: a bounded guess.
+
+A request names its full KV blocks by chained hashes (each covers all blocks before it).
+The index remembers, per machine, the hashes of the prompts it was given, least recently
+used first out. Engines evict by their own rules, so a hit is an estimate, weighed
+against the queue by `policies.choose_prompt`, never a promise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_HOLDERS = 8
+"""Machines considered per request, most recent first, so that a popular prefix stays cheap."""
+
+
+class PrefixIndex:
+    """Prefix hashes per machine slot, at most `per_machine` each."""
+
+    def __init__(self, per_machine: int) -> None:
+        self._per_machine = per_machine
+        self._of_machine: dict[int, dict[int, None]] = {}  # slot to hashes, oldest first
+        self._holders: dict[int, dict[int, None]] = {}  # hash to slots, oldest first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of_machine.values()))
+
+    def remember(self, slot: int, hashes: Sequence[int]) -> None:
+        """Note that a machine computes (or already holds) these blocks."""
+        mine = self._of_machine.setdefault(slot, {})
+        for name in reversed(hashes[: self._per_machine]):  # the first block is the last to go
+            mine.pop(name, None)
+            mine[name] = None
+            holders = self._holders.setdefault(name, {})
+            holders.pop(slot, None)
+            holders[slot] = None
+        while len(mine) > self._per_machine:
+            self._drop(slot, next(iter(mine)))
+
+    def forget_machine(self, slot: int) -> None:
+        """Drop all that a machine held."""
+        for name in list(self._of_machine.get(slot, ())):
+            self._drop(slot, name)
+        self._of_machine.pop(slot, None)
+
+    def find(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+        """Return up to `MOST_HOLDERS` pairs (slot, leading blocks held), longest prefix first."""
+        found: dict[int, int] = {}
+        low, high = 0, len(hashes)
+        while low < high:  # the longest prefix that anybody holds; chained hashes are monotone
+            middle = (low + high + 1) // 2
+            if hashes[middle - 1] in self._holders:
+                low = middle
+            else:
+                high = middle - 1
+        step = low
+        while step > 0 and len(found) < MOST_HOLDERS:
+            for slot in reversed(self._holders.get(hashes[step - 1], {})):
+                found.setdefault(slot, step)
+                if len(found) == MOST_HOLDERS:
+                    break
+            step //= 2
+        return list(found.items())
+
+    def _drop(self, slot: int, name: int) -> None:
+        self._of_machine[slot].pop(name, None)
+        holders = self._holders[name]
+        del holders[slot]
+        if not holders:
+            del self._holders[name]
