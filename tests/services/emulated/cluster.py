@@ -76,6 +76,7 @@ class EngineProcess:
         self.options = options
         self.texts: dict[str, list[int]] = {}
         self.finish: dict[str, str | None] = {}
+        self.cached: dict[str, int] = {}
         self.ready: dict[str, Any] = {}
         self._ends: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -104,6 +105,7 @@ class EngineProcess:
             if kind == "tokens":
                 self.texts[event["name"]].extend(event["ids"])
                 self.finish[event["name"]] = event["finish"]
+                self.cached.setdefault(event["name"], event["cached"])
             elif kind in ("load", "flipped"):
                 self._answers.put_nowait(event)
             else:

@@ -71,7 +71,13 @@ class EngineProcess:
             )
         try:
             async for output in outputs:
-                tell(event="tokens", name=name, ids=output.token_ids, finish=output.finish)
+                tell(
+                    event="tokens",
+                    name=name,
+                    ids=output.token_ids,
+                    finish=output.finish,
+                    cached=output.cached_prompt_tokens,
+                )
             tell(event="over", name=name)
         except asyncio.CancelledError:
             tell(event="cancelled", name=name)

@@ -192,3 +192,33 @@ async def test_work_that_can_never_run_is_refused_before_anything_is_held(start_
         assert end["kind"] == "WorkRefusedError", end
         assert message in end["message"]
     await pair.until_empty()
+
+
+async def test_one_machine_may_run_both_phases(start_pair: StartPair) -> None:
+    """The router's last resort: source and destination of a transfer are the same engine."""
+    pair = await start_pair(1, kv_blocks=64, max_model_len=400)
+    engine = pair.prompt
+    for index in range(6):
+        work = {"tokens": prompt_of(300, index), "transfer": f"{index:032x}"}
+        sampling = {"max_tokens": 20, "temperature": 0.0}
+        source = {"source_kvd": engine.daemon.address, "source_engine": engine.name}
+        engine.work("token", f"t{index}", sampling=sampling, **work, **source)
+        engine.work("prompt", f"p{index}", sampling=sampling, **work)
+    for index in range(6):
+        ends = await asyncio.gather(engine.end(f"p{index}"), engine.end(f"t{index}"))
+        assert [end["event"] for end in ends] == ["over", "over"], ends
+        text = engine.texts[f"p{index}"] + engine.texts[f"t{index}"]
+        assert text == expected_tokens(SETTINGS, prompt_of(300, index), 20)
+    await engine.until_empty()
+
+
+async def test_prefix_caches_on_both_sides(start_pair: StartPair) -> None:
+    """Blocks that the token side has are not sent; texts are the same."""
+    pair = await start_pair(2, prefix_caching=True)
+    prompt = prompt_of(700)
+    for name, text in (("a", prompt), ("b", prompt), ("c", [*prompt[:330], 5, 6, 7]), ("d", prompt[:40])):
+        pair.start(name, text, max_tokens=20)
+        assert await pair.text(name) == expected_tokens(SETTINGS, text, 20)
+    cached = {name: pair.prompt.cached[name] for name in "abcd"}
+    assert cached == {"a": 0, "b": 43 * 16, "c": 20 * 16, "d": 2 * 16}
+    await pair.until_empty()
