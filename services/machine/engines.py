@@ -22,5 +22,7 @@ def create_engine(settings: MachineSettings) -> Engine:
         options = settings_from_options(settings.engine.options)
         return EmulatedEngine(options, settings.id, settings.kvd_socket)
     from services.engine.vllm import VllmEngine
+    from services.engine.vllm import settings_from_options as vllm_settings
 
-    return VllmEngine(settings, settings.id, settings.kvd_socket)
+    chosen = vllm_settings(settings.model, settings.model_name, settings.engine.options)
+    return VllmEngine(chosen, settings.id, settings.kvd_socket)

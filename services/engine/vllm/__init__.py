@@ -19,6 +19,6 @@ Importing this package loads neither vLLM nor torch; `VllmEngine.start` does.
 """
 
 from services.engine.vllm.engine import VllmEngine
-from services.engine.vllm.settings import VllmSettings
+from services.engine.vllm.settings import VllmSettings, settings_from_options
 
-__all__ = ["VllmEngine", "VllmSettings"]
+__all__ = ["VllmEngine", "VllmSettings", "settings_from_options"]

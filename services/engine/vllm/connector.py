@@ -115,7 +115,7 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if params is not None and params.phase == "prompt":
             why = self._prompts.accept(request, params)
             if why is not None:
-                self._hotline.ended(params.key, why)
+                self._hotline.ended("prompt", params.key, why)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Say how many tokens' KV comes from the prompt machine."""
@@ -182,21 +182,21 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for notice in notices:
             if isinstance(notice, Received):
                 received.add(self._tokens.received(notice))
-                self._hotline.ended(notice.key)
+                self._hotline.ended("token", notice.key)
             elif isinstance(notice, Released):
                 sent.add(self._prompts.released(notice))
-                self._hotline.ended(notice.key, None if notice.delivered else notice.message)
+                self._hotline.ended("prompt", notice.key, None if notice.delivered else notice.message)
             else:
                 request_id, waits = self._tokens.failed(notice)
                 if waits and request_id is not None:
                     self._fail(request_id, notice)
                 else:
                     received.add(request_id)
-                    self._hotline.ended(notice.key, notice.message, corrupt=notice.corrupt)
+                    self._hotline.ended("token", notice.key, notice.message, corrupt=notice.corrupt)
         return {r for r in received if r is not None}, {s for s in sent if s is not None}
 
     def _fail(self, request_id: str, notice: Failed) -> None:
-        self._hotline.ended(notice.key, notice.message, corrupt=notice.corrupt)
+        self._hotline.ended("token", notice.key, notice.message, corrupt=notice.corrupt)
         self._failed.add(request_id)
 
     def _wait(self) -> None:

@@ -107,6 +107,8 @@ class AdapterEnd:
         """Stop listening; ends the engine core when it still runs."""
         if self._writer is not None:
             self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
         if self._server is not None:
             self._server.close()
         self._file.close()
@@ -164,9 +166,11 @@ class CoreEnd:
         """Tell the adapter, once, what was attached or why it could not be (``error``)."""
         self._say(what)
 
-    def ended(self, key: TransferKey, failure: str | None = None, *, corrupt: bool = False) -> None:
-        """Tell the adapter that a transfer is over."""
-        self._say({"ended": hotline_name(key), "failure": failure, "corrupt": corrupt})
+    def ended(
+        self, phase: str, key: TransferKey, failure: str | None = None, *, corrupt: bool = False
+    ) -> None:
+        """Tell the adapter that one side of a transfer is over."""
+        self._say({"ended": hotline_name(phase, key), "failure": failure, "corrupt": corrupt})
 
     def publish(self, *, blocks_used: int, preemptions: int, transfers_open: int) -> None:
         """Write the figures; costs about a microsecond."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotations
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from splitwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GIB = 1 << 30
 
@@ -49,6 +54,22 @@ class VllmSettings(BaseModel):
         if ours:
             raise ValueError(f"extra: {', '.join(ours)} is set by this engine itself; use its own settings")
         return self
+
+
+def settings_from_options(
+    model: Path | None, model_name: str | None, options: Mapping[str, Any]
+) -> VllmSettings:
+    """Read a machine's model and ``engine.options``; raises `ConfigError` that names each wrong one."""
+    if model is None:
+        raise ConfigError("machine.model: the vllm engine needs the folder of a Hugging Face model")
+    try:
+        return VllmSettings(**{"model": model, "model_name": model_name, **options})
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"machine.engine.options.{'.'.join(map(str, part['loc']))}: {part['msg']}"
+            for part in error.errors()
+        )
+        raise ConfigError(wrong) from error
 
 
 # Arguments of AsyncEngineArgs that `VllmEngine` fills in.

@@ -32,7 +32,7 @@ class TransferParams:
     @property
     def name(self) -> str:
         """The transfer's name on the hotline."""
-        return hotline_name(self.key)
+        return hotline_name(self.phase, self.key)
 
     @property
     def key(self) -> TransferKey:
@@ -49,12 +49,12 @@ def from_vllm(params: dict[str, Any] | None) -> TransferParams | None:
     return TransferParams(**params[_MARK]) if params and _MARK in params else None
 
 
-def hotline_name(key: TransferKey) -> str:
-    """Return a transfer's whole name as one word."""
-    return f"{key.transfer_id.hex()}/{key.generation}"
+def hotline_name(phase: str, key: TransferKey) -> str:
+    """Return one side of a transfer as one word; an engine may be both sides of one."""
+    return f"{phase}/{key.transfer_id.hex()}/{key.generation}"
 
 
 def hotline_key(name: str) -> TransferKey:
-    """Read `hotline_name` back."""
-    transfer_id, _, generation = name.partition("/")
+    """Read a transfer's key back from `hotline_name`."""
+    _, transfer_id, generation = name.split("/")
     return TransferKey(bytes.fromhex(transfer_id), int(generation))
