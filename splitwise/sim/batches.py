@@ -198,9 +198,28 @@ def _sit_out(world: World, machine: int) -> None:
 
 
 @compiled
+def _survey(world: World, machine: int) -> tuple[int, int, int]:
+    """Look through the active token phases once.
+
+    Returns their total context, the iterations until one is complete, and those until one
+    outgrows its KV blocks.
+    """
+    jobs, items, size = world.jobs, world.items, world.setup[BLOCK_TOKENS]
+    read, rounds, grows = 0, 1 << 30, 1 << 30
+    for place in range(world.sizes[ACTIVE, machine]):
+        job = items[ACTIVE, machine, place]
+        made = jobs[job, MADE]
+        known = jobs[job, PROMPT] + made
+        read += known
+        rounds = min(rounds, jobs[job, OUTPUT] - made)
+        grows = min(grows, jobs[job, TOKEN_BLOCKS] * size - known + 1)
+    return read, rounds, grows
+
+
+@compiled
 def start(world: World, machine: int, now: float) -> bool:
     """Form the next batch and begin its run; False when there is nothing to run."""
-    whole, real, jobs = world.whole, world.real, world.jobs
+    whole, real = world.whole, world.real
     _evict_down(world, machine)
     _join(world, machine)
     total = _take_prompts(world, machine, now)
@@ -209,33 +228,27 @@ def start(world: World, machine: int, now: float) -> bool:
     if prompts + active == 0:
         whole[RUN, machine] = IDLE
         return False
-    read, rounds = 0, 1
-    items = world.items
-    for place in range(active):
-        job = items[ACTIVE, machine, place]
-        read += jobs[job, PROMPT] + jobs[job, MADE]
-        left = jobs[job, OUTPUT] - jobs[job, MADE]
-        rounds = left if place == 0 else min(rounds, left)
-    prompt_tokens = 0
-    for place in range(prompts):
-        prompt_tokens += context(world, world.items[PROMPTS, machine, place])
-    whole[RUN_SEQUENCES, machine] = active
-    whole[RUN_CONTEXT, machine] = read
-    whole[RUN_PROMPT_TOKENS, machine] = prompt_tokens
+    read, rounds, grows = _survey(world, machine)
     row = world.rows[whole[MODEL, machine]]
+    prompt_tokens = 0
     if prompts:
+        for place in range(prompts):
+            prompt_tokens += context(world, world.items[PROMPTS, machine, place])
         rounds = 1
         seconds = mixed_seconds(row, float(prompt_tokens), float(prompts), float(active), float(read))
     else:
         seconds = token_run_seconds(row, float(active), float(read), float(rounds))
+    whole[RUN_SEQUENCES, machine] = active
+    whole[RUN_CONTEXT, machine] = read
+    whole[RUN_PROMPT_TOKENS, machine] = prompt_tokens
     whole[RUN, machine] = PROMPTS_RUN if prompts else TOKENS_RUN
     whole[ROUNDS, machine] = rounds
     real[BEGAN, machine] = now
     _ends(world, machine, now + seconds)
     if prompts:
         push_along(world, machine)
-    else:
-        schedule_growth(world, machine)
+    elif grows < rounds:
+        _schedule_growth(world, machine, grows)
     return True
 
 
@@ -286,20 +299,18 @@ def kick(world: World, machine: int, now: float) -> None:
 
 
 @compiled
+def _schedule_growth(world: World, machine: int, grows: int) -> None:
+    world.whole[GROWS_AT, machine] = grows
+    at = world.real[BEGAN, machine] + run_seconds(world, machine, grows)
+    push(world, at, GROWTH, machine, world.whole[VERSION, machine])
+
+
+@compiled
 def schedule_growth(world: World, machine: int) -> None:
-    """Find the next iteration of a run after which some token phase outgrows its KV blocks."""
-    jobs, whole = world.jobs, world.whole
-    items, size = world.items, world.setup[BLOCK_TOKENS]
-    rounds = whole[ROUNDS, machine]
-    first = rounds
-    for place in range(world.sizes[ACTIVE, machine]):
-        job = items[ACTIVE, machine, place]
-        room = jobs[job, TOKEN_BLOCKS] * size - jobs[job, PROMPT] - jobs[job, MADE]
-        first = min(first, room + 1)
-    if first < rounds:
-        whole[GROWS_AT, machine] = first
-        at = world.real[BEGAN, machine] + run_seconds(world, machine, first)
-        push(world, at, GROWTH, machine, whole[VERSION, machine])
+    """Plan for the next iteration of a run after which some token phase outgrows its KV blocks."""
+    _, rounds, grows = _survey(world, machine)
+    if grows < world.whole[ROUNDS, machine] and grows < rounds:
+        _schedule_growth(world, machine, grows)
 
 
 @compiled
