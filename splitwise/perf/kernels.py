@@ -20,7 +20,7 @@ from __future__ import annotations
 from math import log2
 from typing import TYPE_CHECKING
 
-from splitwise.perf.compiled import kernel
+from splitwise.scheduling.compiled import compiled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ COMPAT_TOKEN_Y = COMPAT_PROMPT_Y + KNOTS
 ROW = COMPAT_TOKEN_Y + KNOTS  # length of a row
 
 
-@kernel
+@compiled
 def line_through(row: Row, x0: int, y0: int, count: int, x: float) -> float:
     """Interpolate linearly between a curve's points; beyond its ends go on with the outer two."""
     high = 1
@@ -63,7 +63,7 @@ def line_through(row: Row, x0: int, y0: int, count: int, x: float) -> float:
     return float(row[y0 + low] + slope * (x - row[x0 + low]))
 
 
-@kernel
+@compiled
 def prompt_seconds(row: Row, tokens: float, sequences: float) -> float:
     """Time of one iteration that computes `tokens` prompt tokens of `sequences` sequences.
 
@@ -86,7 +86,7 @@ def prompt_seconds(row: Row, tokens: float, sequences: float) -> float:
     return single + share * (many - single)
 
 
-@kernel
+@compiled
 def token_seconds(row: Row, sequences: float, context: float) -> float:
     """Time of one iteration that makes one token for each of `sequences` sequences.
 
@@ -99,7 +99,7 @@ def token_seconds(row: Row, sequences: float, context: float) -> float:
     return float(base + row[CONTEXT_SECONDS] * context)
 
 
-@kernel
+@compiled
 def mixed_seconds(
     row: Row, prompt_tokens: float, prompt_sequences: float, sequences: float, context: float
 ) -> float:
@@ -117,7 +117,7 @@ def mixed_seconds(
     return float(max(both + row[CONTEXT_SECONDS] * context, alone))
 
 
-@kernel
+@compiled
 def token_run_seconds(row: Row, sequences: float, context: float, iterations: float) -> float:
     """Time of `iterations` token iterations with an unchanged batch whose first sees `context`.
 
@@ -128,7 +128,7 @@ def token_run_seconds(row: Row, sequences: float, context: float, iterations: fl
     return float(first * iterations + grown)
 
 
-@kernel
+@compiled
 def token_run_iterations(row: Row, sequences: float, context: float, seconds: float) -> int:
     """Count the whole token iterations that are over within `seconds` (inverse of `token_run_seconds`)."""
     first = token_seconds(row, sequences, context)
@@ -147,19 +147,19 @@ def token_run_iterations(row: Row, sequences: float, context: float, seconds: fl
     return iterations
 
 
-@kernel
+@compiled
 def compat_prompt_seconds(row: Row, tokens: float) -> float:
     """Prompt time as the authors' simulator has it: one table over the batch's prompt tokens."""
     return line_through(row, COMPAT_X, COMPAT_PROMPT_Y, int(row[COMPAT_KNOTS]), tokens)
 
 
-@kernel
+@compiled
 def compat_token_seconds(row: Row, sequences: float) -> float:
     """Token time as the authors' simulator has it: the prompt-token table read at `sequences`."""
     return line_through(row, COMPAT_X, COMPAT_TOKEN_Y, int(row[COMPAT_KNOTS]), sequences)
 
 
-@kernel
+@compiled
 def compat_mixed_seconds(row: Row, prompt_tokens: float, sequences: float) -> float:
     """Mixed iteration as the authors' simulator has it: 1.1 times the prompt time of all tokens."""
     return float(row[MIXED_FACTOR] * compat_prompt_seconds(row, prompt_tokens + sequences))

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splitwise.perf.compiled import kernel
 from splitwise.perf.model import PerformanceModelError
+from splitwise.scheduling.compiled import compiled
 
 SERIALIZED_BELOW = 512  # prompt tokens, on H100 [paper, section IV-C]
 
 
-@kernel
+@compiled
 def transfer_seconds(size_bytes: float, bytes_per_second: float, latency: float, sharing: float) -> float:
     """Time of one transfer on a link that `sharing` transfers use at once (1: alone)."""
     return latency + size_bytes * max(sharing, 1.0) / bytes_per_second
 
 
-@kernel
+@compiled
 def layerwise_exposed_seconds(
     size_bytes: float,
     layers: float,
