@@ -1,0 +1,84 @@
+"""The models that this cluster serves: their tokenizers and limits, from what machines say."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from splitwise.errors import ConfigError, NotFoundError, PreconditionError
+from splitwise.text import ByteVocabulary, load_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from splitwise.rpc.v1.common_pb2 import MachineDescription
+    from splitwise.text import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model. `max_model_len` is the least of its machines': any of them must do."""
+
+    name: str
+    vocabulary: Vocabulary
+    vocab_size: int
+    max_model_len: int
+    block_tokens: int
+
+
+class Models:
+    """Models by name. A model stays known when its machines are gone, so that errors say UNAVAILABLE."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        """`folders`: where the router finds a model's tokenizer, if not where the machine does."""
+        self._folders = folders
+        self._models: dict[str, Model] = {}
+        self._loading = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models.values())
+
+    def get(self, name: str) -> Model:
+        """Return a model; an empty name means the only one. Raises `NotFoundError`."""
+        if not name and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        model = self._models.get(name)
+        if model is not None:
+            return model
+        known = ", ".join(sorted(self._models)) or "none yet"
+        if not name:
+            raise NotFoundError(f"model: name one of {known}", code="NOT_FOUND")
+        raise NotFoundError(f"model: {name[:80]!r} is not served here (served: {known})", code="NOT_FOUND")
+
+    async def learn(self, machine: MachineDescription) -> None:
+        """Take a machine's model up; raises `PreconditionError` when its tokenizer cannot be read."""
+        async with self._loading:
+            known = self._models.get(machine.model)
+            if known is None:
+                vocabulary = await asyncio.to_thread(self._load, machine)
+                known = Model(
+                    machine.model,
+                    vocabulary,
+                    machine.vocab_size or vocabulary.size,
+                    machine.max_model_len,
+                    machine.block_tokens,
+                )
+            length = min(known.max_model_len, machine.max_model_len)
+            self._models[machine.model] = Model(
+                known.name, known.vocabulary, known.vocab_size, length, known.block_tokens
+            )
+
+    def _load(self, machine: MachineDescription) -> Vocabulary:
+        folder = self._folders.get(machine.model)
+        if folder is None and not machine.tokenizer:
+            return ByteVocabulary(machine.vocab_size)
+        try:
+            return load_vocabulary(folder or Path(machine.tokenizer))
+        except ConfigError as error:
+            raise PreconditionError(
+                f"the router cannot read the tokenizer of model {machine.model!r}: {error}."
+                f" Set router.models.{machine.model} to the model's folder on the router's host",
+                code="FAILED_PRECONDITION",
+            ) from error

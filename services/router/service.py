@@ -1,0 +1,100 @@
+"""The router's process: front ends open, machines connected, drained and closed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from services.router.admission import Admission
+from services.router.dashboard.routes import dashboard_routes
+from services.router.dispatcher import Dispatcher
+from services.router.frontend import Frontend
+from services.router.gateway.server import GatewayOptions, read_api_keys, serve_gateway
+from services.router.metrics import export
+from services.router.models import Models
+from services.router.registry import Registry
+from services.router.servicer import SERVICE, Servicer, generate_handler
+from splitwise.errors import ConfigError
+from splitwise.rpc.channels import RpcServer
+from splitwise.rpc.v1.router_pb2_grpc import add_RouterServicer_to_server
+from splitwise.scheduling.settings import SchedulerSettings
+from splitwise.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from splitwise.config import RouterSettings, Settings
+    from splitwise.launch.service import Lifecycle
+
+TICK_S = 0.05
+STOP_GRACE_S = 2.0
+
+
+async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
+    """Run the router until it is told to stop."""
+    options = settings.router
+    lifecycle.loading("scheduler", policy=options.policy)
+    models = Models(options.models)
+    frontend = Frontend(Admission(models), models)
+    dispatcher = Dispatcher(options, _scheduling(options), frontend.ended)
+    frontend.dispatcher = dispatcher
+    export(dispatcher)
+    registry = Registry(options, settings.tls, dispatcher, models)
+    server = RpcServer(options.listen, (SERVICE,), tls=settings.tls)
+    servicer = Servicer(frontend, registry, options)
+    server.grpc.add_generic_rpc_handlers((generate_handler(servicer),))
+    add_RouterServicer_to_server(servicer, server.grpc)
+    async with AsyncExitStack() as stack:
+        address = await server.start()
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        stack.push_async_callback(registry.close)
+        http = None
+        if options.http_listen is not None:
+            keys = read_api_keys(options.http_api_keys) if options.http_api_keys else ()
+            gateway = GatewayOptions(
+                api_keys=keys, body_bytes=options.http_body_bytes, drain_s=options.drain_s
+            )
+            extra = dashboard_routes(frontend, options.slo)
+            http = (
+                await stack.enter_async_context(serve_gateway(frontend, options.http_listen, gateway, extra))
+            ).address
+        registry.start()
+        clock = asyncio.create_task(_clock(server, frontend, dispatcher))
+        stack.callback(clock.cancel)
+        lifecycle.ready(address, http=None if http is None else str(http))
+        await lifecycle.stop.wait()
+        await _drain(server, frontend, options.drain_s)
+
+
+def _scheduling(options: RouterSettings) -> SchedulerSettings:
+    try:
+        return SchedulerSettings(
+            policy=options.policy,
+            max_queued=options.queue_limit,
+            max_attempts=options.restart_limit + 1,
+        )
+    except ValueError as error:
+        raise ConfigError(f"router: {error}") from error
+
+
+async def _clock(server: RpcServer, frontend: Frontend, dispatcher: Dispatcher) -> None:
+    """Ticks for the scheduler; health follows what is served."""
+    serving = False
+    while True:
+        dispatcher.tick()
+        if frontend.serving() != serving:
+            serving = not serving
+            await server.set_serving(serving)
+            get_logger().info("router.serving", serving=serving)
+        await asyncio.sleep(TICK_S)
+
+
+async def _drain(server: RpcServer, frontend: Frontend, seconds: float) -> None:
+    """Take nothing new; let what runs finish, at most so long."""
+    frontend.draining = True
+    await server.set_serving(False)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while frontend.dispatcher.sessions and loop.time() < end:  # noqa: ASYNC110 - ends in many places
+        await asyncio.sleep(TICK_S)
+    if frontend.dispatcher.sessions:
+        get_logger().warning("drain.cut", open=len(frontend.dispatcher.sessions), after_s=seconds)
