@@ -123,25 +123,32 @@ def _join(world: World, machine: int) -> None:
 
 @compiled
 def _take_prompts(world: World, machine: int, now: float) -> int:
-    """Fill the PROMPTS list from the queue; returns the batch's tokens so far."""
-    whole, jobs = world.whole, world.jobs
+    """Fill the PROMPTS list from the queue; returns the batch's tokens so far.
+
+    An evicted token phase that finds no memory lets others pass: what they hold may be what
+    it waits for.
+    """
+    whole, jobs, items = world.whole, world.jobs, world.items
     world.sizes[PROMPTS, machine] = 0
     waiting = world.sizes[WAIT, machine]
     if waiting == 0:
         return 0
     total = 0
     for place in range(world.sizes[BATCH, machine]):
-        if jobs[world.items[BATCH, machine, place], SKIPPED] >= world.setup[MAX_PREEMPTIONS]:
+        if jobs[items[BATCH, machine, place], SKIPPED] >= world.setup[MAX_PREEMPTIONS]:
             total += 1
-    taken = 0
-    while taken < waiting:
-        job = world.items[WAIT, machine, taken]
+    kept, place = 0, 0
+    while place < waiting:
+        job = items[WAIT, machine, place]
         tokens = context(world, job)
-        if taken > 0 and total + tokens > world.setup[BATCH_TOKENS]:
+        if world.sizes[PROMPTS, machine] > 0 and total + tokens > world.setup[BATCH_TOKENS]:
             break
+        place += 1
         if jobs[job, TOKEN_STAGE] == EVICTED:
             if jobs[job, TOKEN_BLOCKS] > whole[CAPACITY, machine] - whole[USED, machine]:
-                break
+                items[WAIT, machine, kept] = job
+                kept += 1
+                continue
             hold(world, machine, jobs[job, TOKEN_BLOCKS])
             jobs[job, TOKEN_STAGE] = RECOMPUTING
         else:
@@ -150,11 +157,9 @@ def _take_prompts(world: World, machine: int, now: float) -> int:
                 world.times[job, START] = now
         append(world, PROMPTS, machine, job)
         total += tokens
-        taken += 1
-    if taken:
-        for place in range(taken, waiting):
-            world.items[WAIT, machine, place - taken] = world.items[WAIT, machine, place]
-        world.sizes[WAIT, machine] = waiting - taken
+    for rest in range(place, waiting):
+        items[WAIT, machine, kept + rest - place] = items[WAIT, machine, rest]
+    world.sizes[WAIT, machine] = kept + waiting - place
     return total
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Kernel = TypeVar("Kernel", bound="Callable[..., Any]")
 
 _PACKAGE = Path(__file__).parents[1]
+_MARKS = (b"@compiled", b"@kernel", b"StructRef", b"njit")  # what only files with compiled code hold
 
 
 @lru_cache(maxsize=1)
@@ -30,8 +31,9 @@ def cache_folder() -> Path:
     digest = hashlib.sha256()
     for folder in ("perf", "scheduling", "sim"):
         for source in sorted((_PACKAGE / folder).glob("*.py")):
-            digest.update(source.name.encode())
-            digest.update(source.read_bytes())
+            text = source.read_bytes()
+            if any(mark in text for mark in _MARKS):
+                digest.update(source.name.encode() + text)
     base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "splitwise" / f"loops-{digest.hexdigest()[:16]}"
 

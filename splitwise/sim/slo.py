@@ -81,7 +81,8 @@ def _reference(
     for index in range(len(prompt)):
         if compat:
             ttft[index] = compat_prompt_seconds(row, float(prompt[index]))
-            tbt[index] = compat_token_seconds(row, 1.0)
+            # The authors read the token table at the prompt's tokens when they normalize.
+            tbt[index] = compat_token_seconds(row, float(prompt[index]))
         else:
             more = max(float(output[index]) - 1.0, 1.0)
             ttft[index] = prompt_seconds(row, float(prompt[index]), 1.0)

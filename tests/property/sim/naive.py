@@ -201,22 +201,25 @@ class Naive:
         self.push_layers(box, seconds)
 
     def take_prompts(self, box: Box, total: int) -> int:
-        box.prompts = []
+        box.prompts, passed = [], []
         while box.wait:
             job = box.wait[0]
             if box.prompts and total + job.context > self.cluster.max_batch_tokens:
                 break
+            box.wait.pop(0)
             if job.token_stage == "evicted":
                 if job.token_blocks > box.capacity - box.used:
-                    break
+                    passed.append(job)
+                    continue
                 box.used += job.token_blocks
                 job.token_stage = "recomputing"
             else:
                 job.prompt_stage = "computing"
                 if math.isnan(job.start):
                     job.start = self.now
-            box.prompts.append(box.wait.pop(0))
+            box.prompts.append(job)
             total += job.context
+        box.wait = passed + box.wait
         return total
 
     def iteration_seconds(self, box: Box) -> float:

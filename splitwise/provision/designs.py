@@ -1,0 +1,89 @@
+"""Cluster designs: which machine types serve the two phases, and how many fit a budget.
+
+The six designs of the Splitwise paper (section VI) by name, and any other pair of machine
+types of the catalogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import floor
+from typing import TYPE_CHECKING
+
+from splitwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from splitwise.perf.catalog import Catalog, Hardware
+
+
+class Budget(Enum):
+    """What clusters have in common when they are compared."""
+
+    POWER = "power"  # provisioned power, in the catalogue's `power_units`
+    COST = "cost"  # dollars per hour
+    MACHINES = "machines"
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Machine types of the prompt and the token pool; `token` is None for a cluster that is not split."""
+
+    name: str
+    prompt: str
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many machines of each pool."""
+
+    prompt: int
+    token: int = 0
+
+    @property
+    def machines(self) -> int:
+        """Both pools together."""
+        return self.prompt + self.token
+
+
+PAPER_DESIGNS = {
+    design.name: design
+    for design in (
+        Design("Baseline-A100", "a100-80gb"),
+        Design("Baseline-H100", "h100-80gb"),
+        Design("Splitwise-AA", "a100-80gb", "a100-80gb"),
+        Design("Splitwise-HH", "h100-80gb", "h100-80gb"),
+        Design("Splitwise-HA", "h100-80gb", "a100-80gb"),
+        Design("Splitwise-HHcap", "h100-80gb", "h100-80gb-pcap"),
+    )
+}
+
+
+def price(hardware: Hardware, budget: Budget) -> float:
+    """Return what one machine takes of a budget."""
+    if budget is Budget.POWER:
+        return hardware.power_units
+    return hardware.cost_per_hour if budget is Budget.COST else 1.0
+
+
+def sizes_within(design: Design, catalog: Catalog, budget: Budget, amount: float) -> list[Size]:
+    """Return the largest clusters of a design within a budget, one per number of prompt machines.
+
+    A split design gives every prompt count with the most token machines that the rest pays
+    for, both at least 1. Raises ConfigError when not even the smallest cluster fits.
+    """
+    tolerance = 1e-9 * max(amount, 1.0)
+    first = price(catalog.machine(design.prompt), budget)
+    most = floor((amount + tolerance) / first)
+    if design.token is None:
+        sizes = [Size(most)] if most >= 1 else []
+    else:
+        second = price(catalog.machine(design.token), budget)
+        pairs = ((p, floor((amount + tolerance - p * first) / second)) for p in range(1, most + 1))
+        sizes = [Size(p, t) for p, t in pairs if t >= 1]
+    if not sizes:
+        raise ConfigError(
+            f"{design.name}: {amount:g} of {budget.value} does not pay for one machine per pool"
+        )
+    return sizes
