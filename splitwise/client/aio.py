@@ -121,7 +121,7 @@ class AsyncStream:
             except grpc.RpcError as error:
                 await self._again(answers.failure(error, self._router))
         if self._failure is not None:
-            raise self._failure
+            raise self._failure from None
         return None
 
     async def _again(self, failed: RemoteError) -> None:

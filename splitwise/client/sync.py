@@ -107,7 +107,7 @@ class Stream:
             except grpc.RpcError as error:
                 self._again(answers.failure(error, self._router))
         if self._failure is not None:
-            raise self._failure
+            raise self._failure from None
         return None
 
     def _again(self, failed: RemoteError) -> None:

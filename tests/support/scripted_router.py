@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from splitwise import errors
-from splitwise.config import Address
 from splitwise.rpc.channels import RpcServer
 from splitwise.rpc.status import abort
 from splitwise.rpc.v1 import common_pb2, router_pb2, router_pb2_grpc
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     import grpc.aio
 
-    from splitwise.config import TlsSettings
+    from splitwise.config import Address, TlsSettings
 
 FAILURES: dict[str, type[errors.RemoteError]] = {
     "overloaded": errors.OverloadedError,

@@ -1,0 +1,146 @@
+"""What `splitwise up` starts: the list of processes and their command lines.
+
+Two nodes are played on one host: one for the prompt machines and one for the token machines,
+each with its own KV daemon, so that KV caches take the same way as between two hosts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from splitwise.config import Address, EngineKind
+from splitwise.errors import ConfigError
+from splitwise.launch.emulate import FLEET, EmulatedGroup, write_fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    Addresses = Mapping[str, str]
+
+ANY_PORT = Address("127.0.0.1", 0)
+DRAIN_S = 5.0  # Ctrl-C shall not wait for long answers
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process: `arguments` are made once the addresses of all in `after` are known.
+
+    Processes stop in the reverse order of `stage`: the router first, daemons last.
+    """
+
+    name: str
+    stage: int
+    after: tuple[str, ...]
+    arguments: Callable[[Addresses], list[str]]
+    machines: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What the command line asks for."""
+
+    prompt: int = 1
+    token: int = 1
+    engine: EngineKind = EngineKind.VLLM
+    model: Path | None = None
+    model_name: str = ""
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    emulate: tuple[EmulatedGroup, ...] = ()
+    listen: Address = ANY_PORT
+    http_listen: Address | None = None
+    config: Path | None = None
+    log_level: str = "info"
+
+
+def plan_cluster(options: ClusterOptions, folder: Path) -> list[ProcessSpec]:
+    """Return the processes in order of start; sockets go into `folder`."""
+    if not options.emulate and (options.prompt < 1 or options.token < 1):
+        raise ConfigError("--prompt and --token: at least one machine of each is needed")
+    if options.emulate:
+        return [_kvd("kvd", "node", folder), _router(options), _fleet(options, folder)]
+    specs = [
+        _kvd("kvd-prompt", "node-prompt", folder),
+        _kvd("kvd-token", "node-token", folder),
+        _router(options),
+    ]
+    for home, count in (("prompt", options.prompt), ("token", options.token)):
+        specs += [_machine(f"{home}-{index}", home, folder, options) for index in range(count)]
+    return specs
+
+
+def environment(options: ClusterOptions) -> dict[str, str]:
+    """Return the variables that all processes get."""
+    variables = {
+        "SPLITWISE_TELEMETRY__LOG_FORMAT": "json",
+        "SPLITWISE_TELEMETRY__LOG_LEVEL": options.log_level,
+    }
+    variables |= {f"SPLITWISE_{section}__DRAIN_S": str(DRAIN_S) for section in ("ROUTER", "MACHINE", "KVD")}
+    if options.config is not None:
+        variables["SPLITWISE_CONFIG"] = str(options.config.absolute())
+    return variables
+
+
+def _kvd(name: str, node: str, folder: Path) -> ProcessSpec:
+    def arguments(known: Addresses) -> list[str]:
+        listen = known.get(name, str(ANY_PORT))
+        own = ["--node", node, "--socket", str(folder / f"{name}.sock"), "--listen", listen]
+        return ["-m", "services.kvd", *own]
+
+    return ProcessSpec(name, 1, (), arguments)
+
+
+def _router(options: ClusterOptions) -> ProcessSpec:
+    def arguments(known: Addresses) -> list[str]:
+        own = ["--listen", known.get("router", str(options.listen))]
+        if options.http_listen is not None:
+            own += ["--http_listen", known.get("router/http", str(options.http_listen))]
+        return ["-m", "services.router", *own]
+
+    return ProcessSpec("router", 3, (), arguments)
+
+
+def _machine(name: str, home: str, folder: Path, options: ClusterOptions) -> ProcessSpec:
+    kvd = f"kvd-{home}"
+
+    def arguments(known: Addresses) -> list[str]:
+        own = [
+            "--id",
+            name,
+            "--node",
+            f"node-{home}",
+            "--listen",
+            str(ANY_PORT),
+            "--routers",
+            known["router"],
+        ]
+        own += ["--kvd_socket", str(folder / f"{kvd}.sock"), "--kvd_address", known[kvd]]
+        own += ["--engine.kind", options.engine.value]
+        if options.engine_options:
+            own += ["--engine.options", json.dumps(options.engine_options)]
+        if options.model is not None:
+            own += ["--model", str(options.model)]
+        if options.model_name:
+            own += ["--model_name", options.model_name]
+        return ["-m", f"services.{home}", *own]
+
+    return ProcessSpec(name, 2, ("router", kvd), arguments)
+
+
+def _fleet(options: ClusterOptions, folder: Path) -> ProcessSpec:
+    def arguments(known: Addresses) -> list[str]:
+        file = folder / "fleet.json"
+        write_fleet(
+            file,
+            options.emulate,
+            routers=[known["router"]],
+            kvd_socket=folder / "kvd.sock",
+            kvd_address=known["kvd"],
+            options=options.engine_options,
+        )
+        return [*FLEET, str(file)]
+
+    machines = sum(group.count for group in options.emulate)
+    return ProcessSpec("fleet", 2, ("router", "kvd"), arguments, machines)
