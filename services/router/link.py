@@ -117,7 +117,8 @@ class MachineLink:
 
         async def read(phase: Phase, stream: _Stream[Any]) -> None:
             try:
-                async for batch in stream.call:
+                # The greeting was taken with read(), and one call allows only one way of reading.
+                while isinstance(batch := await stream.call.read(), MachineEvents):
                     on_events(self, phase, batch)
                 reason = "the machine closed its stream"
             except grpc.aio.AioRpcError as error:
