@@ -74,9 +74,8 @@ class GenerationRoutes:
         return await asyncio.to_thread(translate, body)
 
     async def _serve(self, http: web.Request, call: Call) -> web.StreamResponse:
-        if not call.request.model:
-            call.request.model = self._only_model()
         try:
+            call.request.model = self._model(call.request.model)
             echo = await self._echo(call)
             async with aclosing(self._backend.generate(call.request)) as messages:
                 first = await anext(messages, None)
@@ -91,13 +90,14 @@ class GenerationRoutes:
         except RemoteError as error:
             raise from_error(error, call.names) from error
 
-    def _only_model(self) -> str:
+    def _model(self, asked: str) -> str:
+        """Return the model's name: the only one when none was asked for."""
         names = [model.name for model in self._backend.list_models()]
-        if len(names) > 1:
-            raise invalid("model", f"missing; write one of {', '.join(sorted(names))}")
         if not names:
             raise UnavailableError("no machine has joined yet", code="UNAVAILABLE", retry_after=1.0)
-        return names[0]
+        if not asked and len(names) > 1:
+            raise invalid("model", f"missing; write one of {', '.join(sorted(names))}")
+        return asked or names[0]
 
     async def _echo(self, call: Call) -> str:
         if not call.echo:
