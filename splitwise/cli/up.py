@@ -177,8 +177,7 @@ def numbers(result: Generation) -> list[str]:
     return [
         *lines,
         f"KV push         {push.bytes / 1e6:.2f} MB in {push.puts} puts ({what})",
-        f"                {push.seconds * 1e3:.1f} ms, {exposed}: {push.hidden_share:.1%} hidden behind the "
-        + f"computation ({rate:.0f} MB/s)",
+        f"{'':16}{push.seconds * 1e3:.1f} ms, {exposed}: {push.hidden_share:.1%} hidden ({rate:.0f} MB/s)",
     ]
 
 

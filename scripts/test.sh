@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# All tests; --fast leaves out the slow ones and those of the vLLM engine. Other arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+engine=cpu
+if [ "${1:-}" = --fast ]; then
+  shift
+  engine=none
+  set -- -m "not slow and not vllm" "$@"
+fi
+scripts/setup.sh --engine "$engine" --dev
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+exec .venv/bin/python -m pytest "$@"
