@@ -92,6 +92,8 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._failed: set[str] = set()  # to be reported with the next step
         self._preemptions = 0
         self._rung_at = -RING_S
+        self._notices = select.poll()
+        self._notices.register(self._client.fileno(), select.POLLIN)
         self._waits = select.poll()
         self._waits.register(self._client.fileno(), select.POLLIN)
         self._waits.register(self._hotline.fileno(), select.POLLIN)
@@ -171,9 +173,9 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Nothing beyond what vLLM's own queues show; it asks when all of them are empty."""
+        """Keep the engine stepping while a notice is due that no request in vLLM's queues waits for."""
         self._publish()
-        return False
+        return self._client.open_transfers() > 0 or bool(self._notices.poll(0))
 
     def _take(self, notices: Iterable[Notice]) -> tuple[set[str], set[str]]:
         """Return the requests whose blocks are theirs again: (token phase, prompt phase)."""

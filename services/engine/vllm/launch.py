@@ -31,6 +31,9 @@ def set_environment(settings: VllmSettings, folder: Path) -> None:
         "VLLM_RPC_BASE_PATH": str(folder),
     }.items():
         os.environ[name] = value
+    if settings.eager:
+        # vLLM compiles a few helpers even so, at first use: log probabilities would stop all for 20 s.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
     for name, value in {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.threads),
