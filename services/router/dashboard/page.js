@@ -6,7 +6,7 @@ const POLL_MS = 1000, STALE_MS = 4000;
 const POOLS = [["prompt", "Prompt pool"], ["mixed", "Mixed pool"], ["token", "Token pool"]];
 const byId = (id) => document.getElementById(id);
 
-let state = null, heardAt = 0, offset = 0, paused = false, pausedAt = 0;
+let state = null, heardAt = 0, offset = 0, paused = false, pausedAt = 0, pickedOutcome = "";
 
 // ---- small helpers
 
@@ -85,6 +85,8 @@ function show() {
   showTransfers();
   byId("pools").replaceChildren(...POOLS.map(([pool, title]) => poolNode(pool, title)));
   if (!paused) timeline.update(state.machines, state.requests);
+  const picked = state.requests.find((request) => request.request_id === timeline.chosen);
+  if (picked && picked.outcome !== pickedOutcome) pick(picked);  // it is over now
 }
 
 function showFigures() {
@@ -198,6 +200,7 @@ const us = (value) => value === undefined ? undefined : duration(value / 1e3);
 
 async function pick(request) {
   timeline.chosen = request.request_id;
+  pickedOutcome = request.outcome;
   const { transfer } = request;
   const detail = byId("detail");
   detail.replaceChildren(make("h3", { text: request.request_id }), facts([
@@ -239,6 +242,11 @@ byId("pause").addEventListener("click", (event) => {
   pausedAt = Date.now() + offset;
   event.target.setAttribute("aria-pressed", paused);
   event.target.textContent = paused ? "Go on" : "Pause";
+});
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  timeline.chosen = null;
+  byId("detail").replaceChildren(make("p", { className: "hint", text: "Click a request to see where it ran and why." }));
 });
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();

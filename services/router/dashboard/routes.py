@@ -73,6 +73,7 @@ class _Handlers:
     def __init__(self, source: DashboardSource, targets: SloSettings) -> None:
         self._source = source
         self._targets = targets
+        self._began = time.monotonic()
         self._made_at = -FRESH_S
         self._text = ""
 
@@ -84,11 +85,12 @@ class _Handlers:
         return web.json_response(text=self._text, headers=HEADERS)
 
     def _state(self) -> dict[str, Any]:
+        window_s = min(WINDOW_S, max(1.0, time.monotonic() - self._began))  # a young router has less to show
         return cluster_state(
             self._source.cluster(),
             self._source.recent.within(WINDOW_S),
             self._source.running(),
-            window_s=WINDOW_S,
+            window_s=window_s,
             shown=SHOWN,
             targets=self._targets,
         )

@@ -33,11 +33,12 @@ export class Timeline {
     this.requests = requests;
   }
 
-  // The request before or after the chosen one; the last one when none is chosen.
+  // The request before or after the chosen one; the last finished one when none is chosen.
   beside(step) {
     const ordered = [...this.requests].sort((a, b) => a.began_unix_ms - b.began_unix_ms);
     const index = ordered.findIndex((request) => request.request_id === this.chosen);
-    const wanted = index < 0 ? ordered.length - 1 : index + step;
+    const last = ordered.findLastIndex((request) => request.outcome !== "running");
+    const wanted = index < 0 ? last : index + step;
     return ordered[Math.min(Math.max(wanted, 0), ordered.length - 1)];
   }
 
