@@ -23,7 +23,7 @@ class PromptServicer(PromptServiceServicer):
         self._streams = streams
         self._works = works
 
-    async def Run(  # noqa: N802 - gRPC names it
+    async def Run(
         self, request_iterator: AsyncIterator[PromptCommand], context: Context
     ) -> AsyncIterator[MachineEvents]:
         """Serve one router's control stream."""

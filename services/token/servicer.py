@@ -23,7 +23,7 @@ class TokenServicer(TokenServiceServicer):
         self._streams = streams
         self._works = works
 
-    async def Run(  # noqa: N802 - gRPC names it
+    async def Run(
         self, request_iterator: AsyncIterator[TokenCommand], context: Context
     ) -> AsyncIterator[MachineEvents]:
         """Serve one router's control stream."""
