@@ -44,7 +44,7 @@ size="100 MB, under a minute"
 case "$extras" in *cpu* | *gpu*) size="about 4 GB, 2 to 10 minutes: vLLM and torch" ;; esac
 echo "setup: Python environment in .venv with $("$python" --version) ($size)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv || fail "cannot make .venv: install the venv module of $python"
-pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet)
+pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet --quiet)
 free_kb=$(df -Pk . | awk 'NR==2 {print $4}')
 case "$extras" in *cpu* | *gpu*)
   [ "$free_kb" -gt 6000000 ] || [ -d .venv/lib/python3.11/site-packages/vllm ] || [ -d .venv/lib/python3.12/site-packages/vllm ] \
@@ -52,6 +52,9 @@ case "$extras" in *cpu* | *gpu*)
 esac
 
 echo "setup: installing packages ..."
+(while sleep 15; do echo "setup: ... still installing after $(($(date +%s) - started)) s"; done) &
+ticker=$!
+trap 'kill "$ticker" 2>/dev/null || true' EXIT
 "${pip[@]}" install -e ".${extras:+[$extras]}" \
   || fail "pip could not install the packages (its message is above). Check the network or the package index"
 case "$extras" in *cpu* | *gpu*)

@@ -35,8 +35,7 @@ async def started(tmp_path: Path):
 
     yield start
     for process in processes:
-        process.kill()
-        await process.wait_exit(20)
+        await process.stop(0)
 
 
 async def until(condition, seconds: float = 30) -> None:
