@@ -1,7 +1,7 @@
 """Take a picture of a running router's dashboard: ``python tools/dashboard_screenshot.py URL FILE``.
 
-Needs Chromium (on Debian: ``apt-get install chromium``). The README's picture is made with
-``--width 1600 --after 20`` while a benchmark runs.
+Needs Chromium (on Debian: ``apt-get install chromium``). The README's picture is made by
+``readme_picture.py``, which starts a cluster of its own.
 """
 
 from __future__ import annotations

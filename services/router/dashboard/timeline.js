@@ -145,7 +145,7 @@ export class Timeline {
     for (const bar of bars) {
       const y = row.y + PAD + bar.lane * LANE;
       const dim = this.chosen && this.chosen !== bar.request.request_id;
-      pen.globalAlpha = dim ? 0.25 : 1;
+      pen.globalAlpha = dim ? 0.35 : 1;
       for (const part of bar.parts) {
         if (part.to <= part.from || part.to < begin) continue;
         const left = Math.max(GUTTER, x(part.from)), size = Math.max(1, x(part.to) - left);
