@@ -304,6 +304,8 @@ class Ucx:
 
     def _run(self) -> None:
         self._scheduled = False
+        if self._loop is None:
+            return  # scheduled before the close, which destroyed the worker
         progress, worker = self.lib.ucp_worker_progress, self.worker
         end = time.monotonic() + _PROGRESS_BUDGET_S
         while True:
