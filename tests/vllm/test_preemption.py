@@ -31,7 +31,7 @@ async def test_preemption_on_the_token_side(
     prompts = [prompt(150, seed=seed) for seed in range(20, 26)]
     try:
         await small.start()
-        alone = [await Split(*pair).run(tokens, greedy(120)) for tokens in prompts]
+        alone = await asyncio.gather(*(Split(*pair).run(tokens, greedy(120)) for tokens in prompts))
         outcomes = await asyncio.gather(
             *(Split(pair[0], small).run(tokens, greedy(120)) for tokens in prompts)
         )
@@ -60,7 +60,7 @@ async def test_preemption_on_the_prompt_side(
     prompts = [prompt(1500, seed=seed) for seed in (31, 32, 33)]
     try:
         await small.start()
-        alone = [await Split(*pair).run(tokens, greedy(8)) for tokens in prompts]
+        alone = await asyncio.gather(*(Split(*pair).run(tokens, greedy(8)) for tokens in prompts))
         outcomes = await asyncio.gather(*(Split(small, pair[1]).run(tokens, greedy(8)) for tokens in prompts))
         assert [outcome.tokens for outcome in outcomes] == [outcome.tokens for outcome in alone]
         assert small.engine.load().preemptions > 0
