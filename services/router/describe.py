@@ -21,7 +21,7 @@ def describe_models(dispatcher: Dispatcher, models: Models) -> list[ModelDescrip
         ModelDescription(
             name=model.name,
             max_model_len=model.max_model_len,
-            serving=model.name in groups and bool(groups[model.name].serving()),
+            serving=model.name in groups and bool(groups[model.name].serving),
         )
         for model in models
     ]

@@ -173,7 +173,7 @@ class ClusterScheduler:
 
     def _left_without_machines(self, group: Group, out: Decisions) -> None:
         """Fail what waits for a model that no machine serves any more."""
-        if group.serving():
+        if group.serving:
             return
         for request in list(group.line):
             self._fail(request, reasons.NO_MACHINE, "UNAVAILABLE", self._nobody(group), out)
@@ -186,7 +186,7 @@ class ClusterScheduler:
             out.append(Ignore(reasons.DUPLICATE_REQUEST))
             return
         group = self.fleet.groups.get(event.model)
-        if group is None or not group.serving():
+        if group is None or not group.serving:
             wait = self.settings.unavailable_retry_after
             out.append(Reject(reasons.NO_MACHINE, event.request_id, wait, unavailable=True))
             return
@@ -370,7 +370,7 @@ class ClusterScheduler:
             self._finish(request, reasons.ALL_MADE, out)
         elif request.deadline is not None and request.deadline <= self.now:
             self._expire(request, out)
-        elif not request.group.serving():
+        elif not request.group.serving:
             self._fail(request, reasons.NO_MACHINE, "UNAVAILABLE", self._nobody(request.group), out)
         elif request.attempt >= self.settings.max_attempts:
             status = SPENT_STATUS.get(failed.cause, "UNAVAILABLE") if failed else "UNAVAILABLE"

@@ -56,13 +56,10 @@ class Group:
     block_tokens: int
     machines: dict[str, Machine] = field(default_factory=dict)
     line: WaitingLine = field(default_factory=WaitingLine)
+    serving: int = 0  # machines that are not draining
     roomiest: tuple[int, int] = (0, 0)  # KV blocks of the two largest machines, drained ones left out
     departed_at: float | None = None
     departure_interval: float = 0.0  # seconds between the ends of requests, smoothed
-
-    def serving(self) -> int:
-        """How many machines are not draining."""
-        return sum(machine.state is not MachineState.DRAINING for machine in self.machines.values())
 
     def departed(self, now: float) -> None:
         """Note that a request ended, for estimates of how fast the queue moves."""
@@ -71,11 +68,12 @@ class Group:
         self.departed_at = now
 
     def measure(self) -> None:
-        """Find out again what fits into the group's machines."""
+        """Find out again who serves and what fits into it, after machines came or went."""
         sizes = sorted(
             (m.spec.kv_blocks for m in self.machines.values() if m.state is not MachineState.DRAINING),
             reverse=True,
         )
+        self.serving = len(sizes)
         self.roomiest = (sizes[0] if sizes else 0, sizes[1] if len(sizes) > 1 else 0)
 
     def ever_fits(self, prompt_blocks: int, most_blocks: int) -> bool:

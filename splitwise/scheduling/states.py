@@ -25,7 +25,13 @@ from __future__ import annotations
 from enum import Enum
 
 
-class RequestState(Enum):
+class _Word(Enum):
+    """Members are single objects, so identity hashes them; Enum's own hash is slow in the tables."""
+
+    __hash__ = object.__hash__
+
+
+class RequestState(_Word):
     """Where a request stands. FINISHED, FAILED, REJECTED and CANCELLED are final."""
 
     ARRIVED = "arrived"
@@ -41,7 +47,7 @@ class RequestState(Enum):
     CANCELLED = "cancelled"
 
 
-class RequestInput(Enum):
+class RequestInput(_Word):
     """What moves a request on: events, and the scheduler's own decisions."""
 
     PLACE = "place"
@@ -57,7 +63,7 @@ class RequestInput(Enum):
     CANCEL = "cancel"
 
 
-class MachineState(Enum):
+class MachineState(_Word):
     """Where a machine stands."""
 
     JOINING = "joining"
@@ -67,7 +73,7 @@ class MachineState(Enum):
     LOST = "lost"
 
 
-class MachineInput(Enum):
+class MachineInput(_Word):
     """What moves a machine on."""
 
     ADMIT = "admit"

@@ -1,0 +1,191 @@
+"""Event logs: what happened and what was decided, as JSON lines, and their replay.
+
+The first line names the format and holds the scheduler's settings; every further line is
+one event with the decisions that answered it. Since the scheduler has no clock, I/O or
+randomness, replaying the events gives the same decisions, on any machine, compiled or
+not: `replay` checks it, and so turns a field log into a regression test.
+
+Nothing here opens files: a `Recorder` is given a `write` function, `replay` any lines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from splitwise.scheduling import decisions as decisions_module
+from splitwise.scheduling import events as events_module
+from splitwise.scheduling.cluster import ClusterScheduler
+from splitwise.scheduling.decisions import Decision
+from splitwise.scheduling.events import Event, MachineSpec
+from splitwise.scheduling.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+FORMAT = 1
+Base = typing.TypeVar("Base")
+_HINTS = {
+    name: typing.get_type_hints(kind, globalns=_NAMES)
+    for name, kind in _NAMES.items()
+    if dataclasses.is_dataclass(kind)
+}
+_HEADER = "splitwise_event_log"
+_NAMES = {**vars(events_module), **vars(decisions_module)}
+
+
+class EventLogError(ValueError):
+    """A line of an event log cannot be read; names the line and what is wrong with it."""
+
+
+class ReplayError(AssertionError):
+    """A replayed event was decided otherwise than recorded; names the line and both decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event and the decisions that answered it."""
+
+    event: Event
+    decisions: list[Decision]
+
+
+def encode_settings(settings: SchedulerSettings) -> str:
+    """Return the first line of a log."""
+    return _dump({_HEADER: FORMAT, "settings": dataclasses.asdict(settings)})
+
+
+def encode(event: Event, decisions: Iterable[Decision]) -> str:
+    """Return one further line, without the line end."""
+    return _dump({"event": _plain(event), "decisions": [_plain(decision) for decision in decisions]})
+
+
+def decode_settings(line: str) -> SchedulerSettings:
+    """Read the first line; raises `EventLogError`."""
+    record = _load(line, 1)
+    if record.get(_HEADER) != FORMAT:
+        message = f"line 1: not an event log of format {FORMAT}: it must begin with {_HEADER!r}: {FORMAT}"
+        raise EventLogError(message)
+    try:
+        return SchedulerSettings(**record["settings"])
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"line 1: bad settings: {error}"
+        raise EventLogError(message) from error
+
+
+def decode(line: str, number: int) -> Entry:
+    """Read line `number` of a log; raises `EventLogError`."""
+    record = _load(line, number)
+    try:
+        event = _build(record["event"], Event)
+        return Entry(event, [_build(plain, Decision) for plain in record["decisions"]])
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"line {number}: {type(error).__name__}: {error}"
+        raise EventLogError(message) from error
+
+
+class Recorder:
+    """A `ClusterScheduler` that writes down all it is told and all it decides."""
+
+    def __init__(self, scheduler: ClusterScheduler, write: Callable[[str], object]) -> None:
+        self.scheduler = scheduler
+        self._write = write
+        write(encode_settings(scheduler.settings))
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Pass one event on and write its line."""
+        decided = self.scheduler.handle(event)
+        self._write(encode(event, decided))
+        return decided
+
+
+def replay(lines: Iterable[str]) -> int:
+    """Run a log through a new scheduler and return the number of events.
+
+    Raises `ReplayError` at the first event whose decisions differ, `EventLogError` for a
+    line that cannot be read.
+    """
+    scheduler: ClusterScheduler | None = None
+    count = 0
+    for number, line in enumerate(lines, 1):
+        if scheduler is None:
+            scheduler = ClusterScheduler(decode_settings(line))
+            continue
+        entry = decode(line, number)
+        decided = scheduler.handle(entry.event)
+        if decided != entry.decisions:
+            message = f"line {number}: {entry.event}\n  recorded: {entry.decisions}\n  replayed: {decided}"
+            raise ReplayError(message)
+        count += 1
+    if scheduler is None:
+        message = "line 1: the log is empty"
+        raise EventLogError(message)
+    return count
+
+
+def _dump(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+
+
+def _load(line: str, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        message = f"line {number}: not JSON: {error}"
+        raise EventLogError(message) from error
+    if not isinstance(record, dict):
+        message = f"line {number}: a JSON object is expected, not {type(record).__name__}"
+        raise EventLogError(message)
+    return record
+
+
+def _plain(value: object) -> Any:
+    """Turn a value of an event or decision into what JSON knows."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        plain = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"is": type(value).__name__, **plain}
+    return value
+
+
+def _build(plain: dict[str, Any], base: type[Base]) -> Base:
+    """Make an event or decision from its JSON object."""
+    kind = _NAMES.get(plain["is"])
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        message = f"{plain['is']!r} is no {base.__name__.lower()}"
+        raise TypeError(message)
+    built: Base = _fill(kind, plain)
+    return built
+
+
+def _fill(kind: type[Any], plain: dict[str, Any]) -> Any:
+    hints = _HINTS[kind.__name__]
+    values = {name: _typed(value, hints[name]) for name, value in plain.items() if name != "is"}
+    return kind(**values)
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """Give a JSON value the type of the field that it belongs to; raises TypeError."""
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return tuple(_typed(item, typing.get_args(hint)[0]) for item in value)
+    if origin is types.UnionType:
+        return None if value is None else _typed(value, typing.get_args(hint)[0])
+    if issubclass(hint, Enum):
+        return hint(value)
+    if hint is MachineSpec:
+        return _fill(MachineSpec, value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        message = f"{value!r} is not of type {hint.__name__}"
+        raise TypeError(message)
+    return value
