@@ -73,10 +73,9 @@ def plan_cluster(options: ClusterOptions, folder: Path) -> list[ProcessSpec]:
 
 def environment(options: ClusterOptions) -> dict[str, str]:
     """Return the variables that all processes get."""
-    variables = {
-        "SPLITWISE_TELEMETRY__LOG_FORMAT": "json",
-        "SPLITWISE_TELEMETRY__LOG_LEVEL": options.log_level,
-    }
+    # Not above info: readiness is read from the log. What is shown is the terminal's choice.
+    level = "debug" if options.log_level == "debug" else "info"
+    variables = {"SPLITWISE_TELEMETRY__LOG_FORMAT": "json", "SPLITWISE_TELEMETRY__LOG_LEVEL": level}
     variables |= {f"SPLITWISE_{section}__DRAIN_S": str(DRAIN_S) for section in ("ROUTER", "MACHINE", "KVD")}
     if options.config is not None:
         variables["SPLITWISE_CONFIG"] = str(options.config.absolute())
