@@ -22,13 +22,14 @@ from splitwise.scheduling import decisions as decisions_module
 from splitwise.scheduling import events as events_module
 from splitwise.scheduling.cluster import ClusterScheduler
 from splitwise.scheduling.decisions import Decision
-from splitwise.scheduling.events import Event, MachineSpec
+from splitwise.scheduling.events import Event
 from splitwise.scheduling.settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 FORMAT = 1
+_NAMES = {**vars(events_module), **vars(decisions_module)}
 Base = typing.TypeVar("Base")
 _HINTS = {
     name: typing.get_type_hints(kind, globalns=_NAMES)
@@ -36,7 +37,6 @@ _HINTS = {
     if dataclasses.is_dataclass(kind)
 }
 _HEADER = "splitwise_event_log"
-_NAMES = {**vars(events_module), **vars(decisions_module)}
 
 
 class EventLogError(ValueError):
@@ -181,8 +181,8 @@ def _typed(value: Any, hint: Any) -> Any:
         return None if value is None else _typed(value, typing.get_args(hint)[0])
     if issubclass(hint, Enum):
         return hint(value)
-    if hint is MachineSpec:
-        return _fill(MachineSpec, value)
+    if isinstance(value, dict) and hint.__name__ in _HINTS:
+        return _fill(hint, value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:
