@@ -66,7 +66,9 @@ class Display:
 
     def logged(self, process: ManagedProcess, line: LogLine) -> None:
         """Show a line when it is severe enough and not told by `changed` already."""
-        if self._quiet or LEVELS.get(line.level, 1) < max(self._level, 2 if self._starting else 0):
+        if self._quiet or LEVELS.get(line.level, 1) < max(
+            self._level, LEVELS["error"] if self._starting else 0
+        ):
             return
         if line.event in {"service.starting", "service.loading", "service.ready", "service.stopped"}:
             return

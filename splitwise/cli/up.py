@@ -105,11 +105,10 @@ def demo(
     from splitwise.cli.display import Display
     from splitwise.launch.plan import ClusterOptions
 
-    display = Display(level="warning", quiet=False)
+    display = Display(level="error")
     options = ClusterOptions(
         engine=engine,
         engine_options=_engine_options(engine_option),
-        log_level="warning" if not as_json else "error",
         model=_model(model, engine, display),
     )
     raise typer.Exit(asyncio.run(_demo(options, display, text, max_tokens, as_json)))
@@ -142,7 +141,7 @@ async def _demo(options: ClusterOptions, display: Display, text: str, max_tokens
             display.say(f"serving after {cluster.seconds_to_ready:.1f} s\n", "bold green")
             stream = client.generate(text, max_tokens=max_tokens, temperature=0)
             if not as_json:
-                display.say(f"{text[-200:] if len(text) > 200 else text}", "dim")
+                display.say(f"... {text[-200:]}" if len(text) > 200 else text, "dim")
                 async for piece in stream:
                     sys.stdout.write(piece)
                     sys.stdout.flush()

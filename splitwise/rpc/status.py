@@ -65,9 +65,10 @@ def retry_after(metadata: Iterable[tuple[str, str | bytes]]) -> float | None:
 def status_of(error: errors.RemoteError) -> grpc.StatusCode:
     """Return the status that stands for `error`: the named one, else its class's."""
     named = getattr(grpc.StatusCode, error.code, None)
-    if isinstance(named, grpc.StatusCode) and EXCEPTIONS.get(named) is type(error):
+    if isinstance(named, grpc.StatusCode) and isinstance(error, EXCEPTIONS.get(named, ())):
         return named
-    return CODES.get(type(error), grpc.StatusCode.UNKNOWN)
+    kinds = (kind for kind in type(error).__mro__ if kind in CODES)
+    return CODES.get(next(kinds, errors.ServerError), grpc.StatusCode.UNKNOWN)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.RemoteError) -> NoReturn:

@@ -40,3 +40,11 @@ def test_a_code_of_another_class_is_not_believed():
 )
 def test_retry_after(metadata, seconds):
     assert retry_after(metadata) == seconds
+
+
+def test_a_subclass_has_the_status_of_its_class():
+    class FieldError(errors.InvalidRequestError):
+        pass
+
+    assert status_of(FieldError("x")) is grpc.StatusCode.INVALID_ARGUMENT
+    assert status_of(FieldError("x", code="OUT_OF_RANGE")) is grpc.StatusCode.OUT_OF_RANGE
