@@ -38,7 +38,7 @@ class Servicer(RouterServicer):
         self._registry = registry
         self._settings = settings
 
-    async def Generate(  # type: ignore[override]
+    async def Generate(
         self, request: pb.GenerateRequest | None, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Serve one request. None stands for a message that could not be read."""
