@@ -9,5 +9,6 @@ if [ "${1:-}" = --fast ]; then
   set -- -m "not slow and not vllm" "$@"
 fi
 scripts/setup.sh --engine "$engine" --dev
+export PATH="$PWD/.venv/bin:$PATH" # tests start commands of the environment
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec .venv/bin/python -m pytest "$@"
