@@ -179,8 +179,18 @@ class Dispatcher:
         finishes = ended is not None and not deferred
         self._events.append(ev.FirstTokenMade(now, session.request_id, session.attempt, finishes=finishes))
         self._events.extend(deferred)
-        if not finishes:
+        if finishes:
+            self._give_up_transfer(session)
+        else:
             self._stop_engine_if_text_ended(session, ended, now)
+
+    def _give_up_transfer(self, session: Session) -> None:
+        """Free the KV cache of a prompt whose first token is the last, whether or not it was granted."""
+        placement = session.placement
+        link = self.links.get(placement.prompt_machine) if placement is not None else None
+        if link is not None:
+            work = pb.WorkRef(request_id=session.request_id, attempt=session.attempt)
+            link.cancel(Phase.PROMPT, pb.CancelWork(work=work, reason="the first token was the last"))
 
     def _later_tokens(self, session: Session, tokens: pb.Tokens, now: float) -> None:
         ended = session.token_tokens(tokens, now)
@@ -206,7 +216,11 @@ class Dispatcher:
             return
         if received.HasField("stats"):
             session.kv_received(received.stats)
-        self._events.append(ev.KvReceived(now, received.work.request_id, received.work.attempt))
+        arrived = ev.KvReceived(now, received.work.request_id, received.work.attempt)
+        if session.first_seen:
+            self._events.append(arrived)
+        else:  # until then the prompt machine is still needed: its loss must restart the request
+            session.deferred.append(arrived)
 
     def _failed(self, phase: Phase, failed: pb.WorkFailed, now: float) -> None:
         cause = CAUSES.get(failed.cause)
