@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splitwise.errors import ConfigError, NotFoundError, PreconditionError
+from splitwise.errors import ConfigError, NotFoundError, PreconditionError, UnavailableError
 from splitwise.text import ByteVocabulary, load_vocabulary
 
 if TYPE_CHECKING:
@@ -41,13 +41,18 @@ class Models:
         return iter(self._models.values())
 
     def get(self, name: str) -> Model:
-        """Return a model; an empty name means the only one. Raises `NotFoundError`."""
+        """Return a model; an empty name means the only one.
+
+        Raises `NotFoundError`, or `UnavailableError` before the first machine has registered.
+        """
+        if not self._models:
+            raise UnavailableError("no machine has registered yet: retry, or start one", retry_after=1.0)
         if not name and len(self._models) == 1:
             return next(iter(self._models.values()))
         model = self._models.get(name)
         if model is not None:
             return model
-        known = ", ".join(sorted(self._models)) or "none yet"
+        known = ", ".join(sorted(self._models))
         if not name:
             raise NotFoundError(f"model: name one of {known}", code="NOT_FOUND")
         raise NotFoundError(f"model: {name[:80]!r} is not served here (served: {known})", code="NOT_FOUND")
