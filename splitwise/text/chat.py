@@ -72,7 +72,9 @@ class ChatTemplate:
                 documents=None,
                 **self._special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except ChatTemplateError:
+            raise
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ChatTemplateError(f"the model's chat template fails on the messages: {error}") from error
 
 
