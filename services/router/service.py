@@ -14,10 +14,9 @@ from services.router.gateway.server import GatewayOptions, read_api_keys, serve_
 from services.router.metrics import export
 from services.router.models import Models
 from services.router.registry import Registry
-from services.router.servicer import SERVICE, Servicer, generate_handler
+from services.router.servicer import SERVICE, Servicer, add_servicer
 from splitwise.errors import ConfigError
 from splitwise.rpc.channels import RpcServer
-from splitwise.rpc.v1.router_pb2_grpc import add_RouterServicer_to_server
 from splitwise.scheduling.settings import SchedulerSettings
 from splitwise.telemetry import get_logger
 
@@ -41,8 +40,7 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
     registry = Registry(options, settings.tls, dispatcher, models)
     server = RpcServer(options.listen, (SERVICE,), tls=settings.tls)
     servicer = Servicer(frontend, registry, options)
-    server.grpc.add_generic_rpc_handlers((generate_handler(servicer),))
-    add_RouterServicer_to_server(servicer, server.grpc)
+    add_servicer(servicer, server.grpc)
     async with AsyncExitStack() as stack:
         address = await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from splitwise.errors import InvalidRequestError, NotFoundError, RemoteError
 from splitwise.rpc.status import abort
 from splitwise.rpc.v1 import router_pb2 as pb
-from splitwise.rpc.v1.router_pb2_grpc import RouterServicer
+from splitwise.rpc.v1.router_pb2_grpc import RouterServicer, add_RouterServicer_to_server
 from splitwise.scheduling import events as ev
 
 if TYPE_CHECKING:
@@ -116,11 +116,11 @@ class Servicer(RouterServicer):
         return pb.DrainMachineResponse(state=state)
 
 
-def generate_handler(servicer: Servicer) -> grpc.GenericRpcHandler[Any, Any]:
-    """Return a handler for Generate that answers unreadable messages itself.
+def add_servicer(servicer: Servicer, server: grpc.aio.Server) -> None:
+    """Register all methods; Generate with a reader that lets it answer unreadable messages itself.
 
-    grpc answers them with INTERNAL and without a word on what was wrong. To be registered
-    before the servicer: the first handler that knows a method is used.
+    grpc answers them with an error of its own that does not say what was wrong with what. Of
+    several handlers of one method it calls the one that was registered last.
     """
 
     def read(message: bytes) -> pb.GenerateRequest | None:
@@ -129,9 +129,10 @@ def generate_handler(servicer: Servicer) -> grpc.GenericRpcHandler[Any, Any]:
         except DecodeError:
             return None
 
+    add_RouterServicer_to_server(servicer, server)
     handler = grpc.unary_stream_rpc_method_handler(
         servicer.Generate,
         request_deserializer=read,
         response_serializer=pb.GenerateResponse.SerializeToString,
     )
-    return grpc.method_handlers_generic_handler(SERVICE, {"Generate": handler})
+    server.add_registered_method_handlers(SERVICE, {"Generate": handler})  # type: ignore[attr-defined]
