@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from splitwise.rpc.v1.machine_pb2 import CancelWork, StartPrompt, StartToken, WorkRef
 
 Slot = tuple[Phase, WorkKey]
+REPORT_WAIT_S = 0.1
+"""How long a request's last token waits for the daemon's report on its transfer. The report is
+sent before the first of these tokens is made; it is late only for answers of a few tokens, and
+then what the transfer cost would be missing from the answer's summary."""
 
 
 def _generator(outputs: AsyncIterator[TokenOutput]) -> AsyncGenerator[TokenOutput, None]:
@@ -61,6 +65,7 @@ class Work:
     prompt_tokens: int
     started: bool = False  # it made a token
     kv_received: bool = False
+    reported: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # by the daemon
     cancelled: str | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -223,6 +228,8 @@ class WorkTable:
                     if not work.kv_received:  # decoding proves it; the report may be late
                         work.kv_received = True
                         work.outbox.add(MachineEvent(kv_received=KvReceived(work=work_ref(work.key))))
+                    if output.finish is not None and not work.reported.is_set():
+                        await _at_most(REPORT_WAIT_S, work.reported)
                     self._send(work, output)
         finally:
             self._transfers.forget(item.transfer)
@@ -232,7 +239,13 @@ class WorkTable:
         work.outbox.add(tokens_event(work.key, output))
 
     def _received(self, work: Work, report: TransferReport) -> None:
+        work.reported.set()
         if report.delivered:
             work.kv_received = True
             event = KvReceived(work=work_ref(work.key), stats=report.stats)
             work.outbox.add(MachineEvent(kv_received=event))
+
+
+async def _at_most(seconds: float, event: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

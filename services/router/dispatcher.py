@@ -117,7 +117,9 @@ class Dispatcher:
             self.feed(ev.MachineLost(time.monotonic(), identity.machine_id, identity.incarnation, reason))
 
     def take(self, link: MachineLink, phase: Phase, batch: pb.MachineEvents) -> None:
-        """Take one message of a machine's control stream."""
+        """Take one message of a machine's control stream; one of a lost link changes nothing."""
+        if link.description is None or self.links.get(link.description.identity.machine_id) is not link:
+            return
         now = time.monotonic()
         link.heard_at = now
         for event in batch.events:
@@ -132,7 +134,7 @@ class Dispatcher:
                 self._failed(phase, event.failed, now)
             elif kind == "load":
                 self._load(link, event.load, now)
-            elif kind == "draining" and link.description is not None:
+            elif kind == "draining":
                 machine = link.description.identity.machine_id
                 drained = event.draining
                 self._events.append(ev.MachineDrained(now, machine, drained.reason, undo=drained.over))
@@ -151,7 +153,7 @@ class Dispatcher:
 
     def _current(self, work: pb.WorkRef) -> Session | None:
         session = self.sessions.get(work.request_id)
-        return session if session is not None and session.attempt == work.attempt else None
+        return session if session is not None and session.runs(work.attempt) else None
 
     def _accepted(self, link: MachineLink, phase: Phase, work: pb.WorkRef, now: float) -> None:
         session = self._current(work)
@@ -298,6 +300,7 @@ class Dispatcher:
             self._end(decision.request_id, "cancelled", None)
         elif isinstance(decision, de.Restart):
             self.counters.restarted += 1
+            self.sessions[decision.request_id].give_up()
         elif isinstance(decision, de.MovePool):
             self.pool_reasons[decision.machine_id] = decision.reason
             get_logger().info(

@@ -61,9 +61,11 @@ class _Stream(Generic[Command]):
     async def greet(self) -> MachineDescription:
         """Return the machine's description from its first event."""
         first = await self.call.read()
-        if not isinstance(first, MachineEvents) or first.events[0].WhichOneof("event") != "ready":
+        if not isinstance(first, MachineEvents):
             await self.call.code()  # raises nothing; waits for the status
             raise UnavailableError(await self.call.details() or "the stream ended before it was ready")
+        if not first.events or first.events[0].WhichOneof("event") != "ready":
+            raise UnavailableError("the first event of its stream is not ready")
         return first.events[0].ready
 
 
@@ -85,7 +87,7 @@ class MachineLink:
         self._token: _Stream[TokenCommand]
 
     async def open(self) -> MachineDescription:
-        """Connect and be greeted on both streams; raises `RemoteError`."""
+        """Connect and be greeted on both streams; raises `RemoteError`. To be closed in any case."""
         silent = Hello(router_id=self._hello.router_id)  # one stream carries the load reports
         self._prompt = _Stream(
             _without_requests(PromptServiceStub(self._channel).Run)(), PromptCommand(hello=self._hello)
@@ -100,10 +102,8 @@ class MachineLink:
                 self.description = await self._prompt.greet()
                 await self._token.greet()
         except TimeoutError:
-            await self.close()
             raise UnavailableError(f"no answer from {self.address} in {CONNECT_TIMEOUT_S} s") from None
         except (grpc.aio.AioRpcError, RemoteError) as error:
-            await self.close()
             known = to_exception(error) if isinstance(error, grpc.aio.AioRpcError) else error
             raise UnavailableError(f"cannot reach the machine at {self.address}: {known.message}") from None
         return self.description

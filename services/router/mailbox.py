@@ -33,7 +33,9 @@ class Mailbox:
         self.closed = False
 
     def put(self, piece: Piece) -> bool:
-        """Add a piece; False when the client is too far behind."""
+        """Add a piece; False when the client is too far behind. After the end nothing is kept."""
+        if self.closed:
+            return True
         self._pieces.append(piece)
         self._unread += len(piece.token_ids) + sum(len(entry.top) for entry in piece.logprobs)
         self._wake.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,23 +57,34 @@ class Models:
             raise NotFoundError(f"model: name one of {known}", code="NOT_FOUND")
         raise NotFoundError(f"model: {name[:80]!r} is not served here (served: {known})", code="NOT_FOUND")
 
-    async def learn(self, machine: MachineDescription) -> None:
-        """Take a machine's model up; raises `PreconditionError` when its tokenizer cannot be read."""
+    async def read(self, machine: MachineDescription) -> Model:
+        """Return the model as this machine has it, nothing changed yet.
+
+        Raises `PreconditionError` when its tokenizer cannot be read.
+        """
         async with self._loading:
             known = self._models.get(machine.model)
-            if known is None:
-                vocabulary = await asyncio.to_thread(self._load, machine)
-                known = Model(
-                    machine.model,
-                    vocabulary,
-                    machine.vocab_size or vocabulary.size,
-                    machine.max_model_len,
-                    machine.block_tokens,
-                )
-            length = min(known.max_model_len, machine.max_model_len)
-            self._models[machine.model] = Model(
-                known.name, known.vocabulary, known.vocab_size, length, known.block_tokens
+            vocabulary = (
+                known.vocabulary if known is not None else await asyncio.to_thread(self._load, machine)
             )
+            return Model(
+                machine.model,
+                vocabulary,
+                machine.vocab_size or vocabulary.size,
+                machine.max_model_len,
+                machine.block_tokens,
+            )
+
+    def learn(self, model: Model, *, alone: bool) -> None:
+        """Take a model up with a machine that joined; `alone`: it is the model's only machine.
+
+        The limit is the least of the machines', and that of a lone machine its own: a cluster
+        that was restarted with another limit has that limit.
+        """
+        known = self._models.get(model.name)
+        if known is not None and not alone:
+            model = replace(known, max_model_len=min(known.max_model_len, model.max_model_len))
+        self._models[model.name] = model
 
     def _load(self, machine: MachineDescription) -> Vocabulary:
         folder = self._folders.get(machine.model)

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from services.router.link import MachineLink
 from splitwise.config import Address
@@ -24,7 +25,7 @@ from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
     from services.router.dispatcher import Dispatcher
-    from services.router.models import Models
+    from services.router.models import Model, Models
     from splitwise.config import RouterSettings, TlsSettings
     from splitwise.rpc.v1.common_pb2 import LoadReport, MachineDescription
     from splitwise.scheduling.decisions import RefuseMachine
@@ -44,7 +45,8 @@ class Registry:
         self._tls = tls
         self._dispatcher = dispatcher
         self._models = models
-        self._joining: dict[str, asyncio.Lock] = {}
+        # A lock lives as long as somebody holds or awaits it: ids that are made up leave nothing.
+        self._joining: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self.closed = False
@@ -72,12 +74,9 @@ class Registry:
         machine_id = machine.identity.machine_id
         async with self._joining.setdefault(machine_id, asyncio.Lock()):
             link = self._dispatcher.links.get(machine_id)
-            if link is not None and link.description is not None:
-                if self._renews(link, machine):
-                    link.heard_at = time.monotonic()
-                    return
-                self._dispatcher.lose(link, "a newer incarnation registered")
-                self._close_later(link)
+            if link is not None and self._renews(link, machine):
+                link.heard_at = time.monotonic()
+                return
             del load  # the control stream brings reports from its first moment
             await self._connect(address, machine)
 
@@ -105,31 +104,45 @@ class Registry:
         return link.lost or quiet_s > 3 * self._settings.load_report_ms / 1e3 + 0.2
 
     async def _connect(self, address: Address, announced: MachineDescription | None) -> MachineLink:
+        """Return the link to the machine at `address`: a new one, or the one that it has already."""
         hello = Hello(router_id=self._settings.router_id, load_report_ms=self._settings.load_report_ms)
         link = MachineLink(address, self._tls, hello)
-        machine = await link.open()
         try:
+            machine = await link.open()
             _check(machine)
-            if announced is not None and machine.identity != announced.identity:
-                raise StaleError(
-                    f"machine.address: at {address} there is {machine.identity.machine_id}, incarnation"
-                    f" {machine.identity.incarnation}, not the machine that registered"
-                )
-            await self._models.learn(machine)
-            refusal = self._dispatcher.join(link, _spec(machine))
-            if refusal is not None:
-                raise self._refused(machine, refusal)
-        except RemoteError:
-            await link.close()
+            _check_same(machine, announced)
+            model = await self._models.read(machine)
+            joined = self._take_up(link, machine, model)
+        except BaseException:  # cancelled by a caller that went away, too
+            self._close_later(link)
             raise
+        if joined is not link:
+            self._close_later(link)
+        return joined
+
+    def _take_up(self, link: MachineLink, machine: MachineDescription, model: Model) -> MachineLink:
+        """Put an open link to use, in one step: in place of an older incarnation's, or not at all."""
+        machine_id = machine.identity.machine_id
+        known = self._dispatcher.links.get(machine_id)
+        if known is not None:
+            if self._renews(known, machine):
+                return known
+            self._dispatcher.lose(known, "a newer incarnation took its place")
+            self._close_later(known)
+        refusal = self._dispatcher.join(link, _spec(machine))
+        if refusal is not None:
+            raise self._refused(machine, refusal)
+        descriptions = (other.description for other in self._dispatcher.links.values())
+        users = [one for one in descriptions if one is not None and one.model == machine.model]
+        self._models.learn(model, alone=len(users) == 1)
         link.heard_at = time.monotonic()
         link.start(self._dispatcher.take, self._on_lost)
         get_logger().info(
             "machine.joined",
-            machine=machine.identity.machine_id,
+            machine=machine_id,
             home=HOMES[machine.home_pool].value,
             model=machine.model,
-            address=str(address),
+            address=str(link.address),
         )
         return link
 
@@ -215,6 +228,14 @@ def _check(machine: MachineDescription) -> Address:
         return Address.parse(machine.address)
     except ValueError as error:
         raise InvalidRequestError(f"machine.address: {error}") from None
+
+
+def _check_same(there: MachineDescription, announced: MachineDescription | None) -> None:
+    if announced is not None and there.identity != announced.identity:
+        raise StaleError(
+            f"machine.address: at {announced.address} there is {there.identity.machine_id}, incarnation"
+            f" {there.identity.incarnation}, not the machine that registered"
+        )
 
 
 def _conflict(machine: MachineDescription, known: str) -> AlreadyExistsError:

@@ -14,6 +14,7 @@ from services.router.gateway.server import GatewayOptions, read_api_keys, serve_
 from services.router.metrics import export
 from services.router.models import Models
 from services.router.registry import Registry
+from services.router.requestlog import RequestLog
 from services.router.servicer import SERVICE, Servicer, add_servicer
 from splitwise.errors import ConfigError
 from splitwise.rpc.channels import RpcServer
@@ -21,6 +22,7 @@ from splitwise.scheduling.settings import SchedulerSettings
 from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
+    from services.router.session import Session
     from splitwise.config import RouterSettings, Settings
     from splitwise.launch.service import Lifecycle
 
@@ -34,7 +36,14 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
     lifecycle.loading("scheduler", policy=options.policy)
     models = Models(options.models)
     frontend = Frontend(Admission(models), models)
-    dispatcher = Dispatcher(options, _scheduling(options), frontend.ended)
+    log = RequestLog(options.request_log) if options.request_log is not None else None
+
+    def ended(session: Session) -> None:
+        frontend.ended(session)
+        if log is not None:
+            log.add(session)
+
+    dispatcher = Dispatcher(options, _scheduling(options), ended)
     frontend.dispatcher = dispatcher
     export(dispatcher)
     registry = Registry(options, settings.tls, dispatcher, models)
@@ -42,6 +51,8 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
     servicer = Servicer(frontend, registry, options)
     add_servicer(servicer, server.grpc)
     async with AsyncExitStack() as stack:
+        if log is not None:
+            stack.enter_context(log)
         address = await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(registry.close)

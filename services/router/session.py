@@ -67,6 +67,7 @@ class Session:
         )
         self._merge = AttemptMerge(single=False)
         self._assignment: Assign | None = None
+        self._given_up = False
         self._cached_prompt_tokens = 0
         self._transfer: TransferStats | None = None
 
@@ -82,6 +83,7 @@ class Session:
         plan = self.progress.continuation()
         self.timing.assigned(now)
         self._assignment = assignment
+        self._given_up = False
         self.attempt = assignment.attempt
         self.deferred.clear()
         self._merge = AttemptMerge(single=plan.single)
@@ -109,6 +111,14 @@ class Session:
             lease_ms=lease_ms,
         )
         return prompt, token
+
+    def give_up(self) -> None:
+        """End the current attempt: what its machines may still say is not this request's any more."""
+        self._given_up = True
+
+    def runs(self, attempt: int) -> bool:
+        """Whether `attempt` is the current one, and not given up."""
+        return attempt == self.attempt and not self._given_up
 
     def _mode(self, length: int) -> TransferMode.ValueType:
         if self.admitted.transfer_mode:
@@ -145,7 +155,7 @@ class Session:
 
     def prompt_tokens(self, tokens: Tokens, now: float) -> Piece | None:
         """Take the prompt side's tokens of the current attempt; returns the ending piece, if it ends."""
-        if self.attempt == 1:
+        if not self.progress.made:
             self._cached_prompt_tokens = tokens.cached_prompt_tokens
         return self._deliver(self._merge.from_prompt(_arrived(tokens)), now)
 

@@ -104,6 +104,9 @@ class RouterSettings(Section):
     """A machine that is silent for so long is taken for lost."""
     transfer_lease_ms: int = Field(default=60_000, ge=100)
     """The KV cache must have arrived within this time after the assignment."""
+    request_log: Path | None = None
+    """File that gets one JSON line for each finished request: sizes and times, never contents
+    (see docs/router.md); null: none."""
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM, how long running requests may take to finish."""
 
