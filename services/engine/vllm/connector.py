@@ -13,6 +13,8 @@ cache can be reported for the very next step, without waiting for one more pass.
 
 from __future__ import annotations
 
+import atexit
+import os
 import select
 import time
 from typing import TYPE_CHECKING, Any
@@ -51,8 +53,9 @@ if TYPE_CHECKING:
 
 # An engine with nothing to compute waits so long for its KV daemon before it looks around.
 IDLE_WAIT_MS = 250
-# After a ring, the request is in vLLM's queue within this time.
+# After a ring, the request is in vLLM's queue within this time; until then it looks more often.
 RING_S = 0.025
+RUNG_WAIT_MS = 2
 
 
 class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -73,10 +76,13 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return True
 
     def shutdown(self) -> None:
-        """Detach from the daemon."""
+        """Detach from the daemon; this process ends next, which shall not take seconds."""
         if self.role == KVConnectorRole.SCHEDULER:
             self._client.close()
             self._hotline.close()
+            # Runs before all other exit handlers: taking torch's and vLLM's modules apart one by one
+            # costs 2 s, and what they hold (memory, sockets) goes with the process.
+            atexit.register(os._exit, 0)
 
     # ---- scheduler side
 
@@ -91,7 +97,6 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._tokens = TokenSide(self._client, block_tokens)
         self._failed: set[str] = set()  # to be reported with the next step
         self._preemptions = 0
-        self._rung_at = -RING_S
         self._notices = select.poll()
         self._notices.register(self._client.fileno(), select.POLLIN)
         self._waits = select.poll()
@@ -203,11 +208,13 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _wait(self) -> None:
         """Sleep until the daemon has something to say or the adapter rings."""
-        if self._client.open_transfers() == 0 or time.monotonic() - self._rung_at < RING_S:
+        if self._client.open_transfers() == 0:
             return
-        self._waits.poll(IDLE_WAIT_MS)
-        if self._hotline.answer():
-            self._rung_at = time.monotonic()
+        self._hotline.answer()
+        if time.monotonic() - self._hotline.rung_at < RING_S:
+            self._notices.poll(RUNG_WAIT_MS)
+        else:
+            self._waits.poll(IDLE_WAIT_MS)
 
     def _publish(self) -> None:
         pool = self._pool

@@ -24,6 +24,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,7 @@ class CoreEnd:
         self._file = _map_figures(place, create=False)
         self._client = client
         self._rung = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.rung_at = float("-inf")  # monotonic time of the last ring
         self._stopped = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(place / _SOCKET))
@@ -155,12 +157,10 @@ class CoreEnd:
         """Return a descriptor that is readable after a ring, until `answer`."""
         return self._rung
 
-    def answer(self) -> bool:
-        """Take the rings that came; True when there was one."""
-        try:
-            return os.eventfd_read(self._rung) > 0
-        except BlockingIOError:
-            return False
+    def answer(self) -> None:
+        """Take the rings that came; `rung_at` still tells of them."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._rung)
 
     def hello(self, **what: Any) -> None:
         """Tell the adapter, once, what was attached or why it could not be (``error``)."""
@@ -215,6 +215,7 @@ class CoreEnd:
             if line:
                 self._client.cancel(hotline_key(line.decode()), "given up by the machine")
             else:
+                self.rung_at = time.monotonic()
                 os.eventfd_write(self._rung, 1)
         return rest
 
