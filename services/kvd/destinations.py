@@ -30,13 +30,16 @@ from splitwise.kv.ledger import Ledger, RejectedError, Rejection
 from splitwise.kv.source import GrantedBlocks
 from splitwise.kv.states import FINAL, TransferState
 from splitwise.rpc.v1 import kvd_pb2 as pb
+from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from services.kvd.engines import Engine
     from services.kvd.node import Node
+    from services.kvd.peers import Line
     from splitwise.kv.destination import DestinationAction
+    from splitwise.kv.geometry import Geometry
 
 GRANT_TIMEOUT_S = 5.0
 REVOKE_TIMEOUT_S = 2.0
@@ -65,6 +68,7 @@ class DestinationSide:
     source_ucx_address: bytes = b""
     signal: pb.CompletionSignal | None = None
     acknowledged: bool = False
+    grant_sent: bool = False  # the source may have the addresses of the engine's memory
 
     @property
     def key(self) -> TransferKey:
@@ -97,7 +101,8 @@ class Destinations:
         local = self._node.is_here(request.source_kvd_address)
         side = DestinationSide(transfer, engine, request, local)
         try:
-            self._check_blocks(geometry.check_blocks, request)
+            self._node.require_serving()
+            self._check_blocks(geometry, request)
             self._ledger.add(key, side)
         except RejectedError as error:
             self._node.counters.reject(error.cause.value)
@@ -141,10 +146,14 @@ class Destinations:
         if side is not None:
             self._do(side, side.transfer.abandoned(cause_of(request.cause), request.message))
 
-    def peer_lost(self, address: str, why: str) -> None:
-        """The connection to a daemon broke; it may live and write yet, so this begins with a revoke."""
+    def peer_lost(self, address: str, line: Line, why: str) -> None:
+        """The connection to one incarnation of a daemon broke.
+
+        It may live and write yet, so this begins with a revoke.
+        """
         for side in self._ledger:
-            if not side.local and side.request.source_kvd_address == address:
+            known = (side.request.source_kvd_address, side.source_ucx_address)
+            if not side.local and known == (address, line.ucx_address):
                 message = f"the KV daemon at {address} was lost: {why}"
                 self._do(side, side.transfer.stop(Cause.PEER_LOST, message))
 
@@ -167,9 +176,9 @@ class Destinations:
     # ---- inside
 
     @staticmethod
-    def _check_blocks(check: object, request: pb.Reserve) -> None:
+    def _check_blocks(geometry: Geometry, request: pb.Reserve) -> None:
         try:
-            check(request.block_ids)  # type: ignore[operator]
+            geometry.check_blocks(request.block_ids)
         except GeometryError as error:
             raise RejectedError(Rejection.BLOCK_OUT_OF_RANGE, str(error)) from None
 
@@ -216,8 +225,35 @@ class Destinations:
         self._do(side, side.transfer.granted())
 
     async def _grant_there(self, side: DestinationSide) -> None:
+        address = side.request.source_kvd_address
+        try:
+            problem = await self._node.peers.reachable(address, GRANT_TIMEOUT_S)
+        except ValueError as error:
+            self._do(side, side.transfer.grant_refused(Cause.REFUSED, f"source_kvd_address: {error}"))
+            return
+        if problem is not None:  # nothing was sent, so nobody can write
+            text = f"the KV daemon at {address} cannot be reached: {problem}"
+            self._do(side, side.transfer.grant_refused(Cause.PEER_LOST, text))
+            return
+        if side.transfer.state is not TransferState.PLANNED:
+            return  # given up meanwhile
+        try:
+            answer = await self._node.peers.stub(address).Grant(
+                self._grant_message(side), timeout=GRANT_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            self._grant_failed(side, error)
+        else:
+            side.source_ucx_address = answer.ucx_address
+            self._watch(side)
+            self._do(side, side.transfer.granted())
+            if side.acknowledged:
+                self._acknowledge(side)
+
+    def _grant_message(self, side: DestinationSide) -> pb.GrantRequest:
         request, memory = side.request, side.engine.memory
-        message = pb.GrantRequest(
+        side.grant_sent = True
+        return pb.GrantRequest(
             transfer=ref(side.key),
             source_engine_id=request.source_engine_id,
             destination_kvd_address=self._node.address,
@@ -234,20 +270,6 @@ class Destinations:
             checksum=self._node.settings.checksum,
             node_id=self._node.settings.node,
         )
-        address = request.source_kvd_address
-        try:
-            answer = await self._node.peers.stub(address).Grant(message, timeout=GRANT_TIMEOUT_S)
-        except ValueError as error:
-            text = f"source_kvd_address: {error}"
-            self._do(side, side.transfer.grant_refused(Cause.REFUSED, text))
-        except grpc.aio.AioRpcError as error:
-            self._grant_failed(side, error)
-        else:
-            side.source_ucx_address = answer.ucx_address
-            self._watch(side)
-            self._do(side, side.transfer.granted())
-            if side.acknowledged:
-                self._acknowledge(side)
 
     def _watch(self, side: DestinationSide) -> None:
         """Connect to the source, so that its death is noticed and the acknowledgement has a way."""
@@ -319,24 +341,41 @@ class Destinations:
             await self._node.sources.revoke(side.key, reason)
             self._do(side, side.transfer.revoked())
             return
+        if not side.grant_sent:
+            self._do(side, side.transfer.revoked())
+            await self._ask_to_stop(side, reason)  # its prompt would wait for the grant
+        elif await self._ask_to_stop(side, reason):
+            self._do(side, side.transfer.revoked())
+        else:
+            self._do(side, side.transfer.revoke_unanswered())
+
+    async def _ask_to_stop(self, side: DestinationSide, reason: str) -> bool:
+        """Revoke at the source's daemon; whether it has confirmed."""
         request = pb.RevokeRequest(transfer=ref(side.key), reason=reason)
         try:
             stub = self._node.peers.stub(side.request.source_kvd_address)
             await stub.Revoke(request, timeout=REVOKE_TIMEOUT_S)
         except (grpc.aio.AioRpcError, ValueError):
-            self._do(side, side.transfer.revoke_unanswered())
-        else:
-            self._do(side, side.transfer.revoked())
+            return False
+        return True
+
+    async def _withdraw(self, side: DestinationSide, reason: str) -> None:
+        """Tell a source that may be well that its grant is worth nothing any more."""
+        await self._ask_to_stop(side, reason)
 
     def _fence(self, engine: Engine) -> None:
         """Fence the engine's memory; that ends every transfer whose source had the old addresses."""
+        get_logger().warning("engine.fenced", engine=engine.engine_id)
         if not engine.gone:
+            self._node.sources.fenced(engine)
             engine.memory.fence(self._node.ucx)
         engine.memory.late_writers = True
         for side in self._ledger:
-            pushed_to_old = not side.local and side.transfer.state is not TransferState.PLANNED
-            if side.engine is engine and pushed_to_old:
-                self._do(side, side.transfer.fenced())
+            if side.engine is engine and side.grant_sent:
+                actions = side.transfer.fenced()
+                if actions and side.transfer.state is TransferState.FAILED:
+                    self._node.spawn(self._withdraw(side, "the memory was fenced against another writer"))
+                self._do(side, actions)
 
     def _fail(self, side: DestinationSide, action: Fail) -> None:
         self._node.counters.failed += 1

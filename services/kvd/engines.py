@@ -6,12 +6,12 @@ import os
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from splitwise.kv.identity import TransferKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from services.kvd.mapping import KvMapping
     from services.kvd.ucx import Registration, Ucx
@@ -26,6 +26,7 @@ class _Plan:
     base: int
     entries: list[PushEntry]
     layers_seen: int = 0
+    begun: bool = False
 
 
 @dataclass(slots=True)
@@ -51,10 +52,18 @@ class LayerProgress:
         """Take increments of the counter."""
         self.counted += layers
 
-    def written(self) -> Iterator[tuple[int, PushEntry]]:
-        """Yield (layer, entry) for each layer that became complete."""
+    def events(self) -> Iterator[tuple[int | None, PushEntry]]:
+        """Yield (layer, entry) for each layer that became complete, in the order of the passes.
+
+        A pass opens with (None, entry) for each of its entries, after the last layer of the
+        pass before it: a restart must not precede what was written before it.
+        """
         while self._plans:
             plan = self._plans[0]
+            if not plan.begun:
+                plan.begun = True
+                for entry in plan.entries:
+                    yield None, entry
             end = self._plans[1].base if len(self._plans) > 1 else self.counted
             done = min(self.layers, min(end, self.counted) - plan.base)
             while plan.layers_seen < done:
@@ -110,6 +119,16 @@ class EngineMemory:
         self.release_retired()
 
 
+class EngineSession(Protocol):
+    """A connection of an engine."""
+
+    def send(self, message: DaemonMessage) -> None:
+        """Send now or when the engine reads again."""
+
+    def close(self, why: str) -> None:
+        """End it; idempotent."""
+
+
 @dataclass(eq=False, slots=True)
 class Engine:
     """One attached engine: one session with memory, perhaps others that only send."""
@@ -119,13 +138,19 @@ class Engine:
     memory: EngineMemory
     layers_fd: int
     progress: LayerProgress
-    send: list[Callable[[DaemonMessage], None]] = field(default_factory=list)
+    sessions: list[EngineSession] = field(default_factory=list)
     gone: bool = False
 
     def tell(self, message: DaemonMessage) -> None:
         """Send a notice to every session of the engine."""
-        for send in self.send:
-            send(message)
+        for session in list(self.sessions):
+            session.send(message)
+
+    def hang_up(self, why: str) -> None:
+        """End every session: each side of the engine then knows that its memory is not touched any more."""
+        sessions, self.sessions = self.sessions, []
+        for session in sessions:
+            session.close(why)
 
     def read_counter(self) -> None:
         """Take what the engine added to its layer counter."""

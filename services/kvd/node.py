@@ -22,6 +22,7 @@ from splitwise.telemetry import get_logger
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from services.kvd.peers import Line
     from splitwise.config import Address, KvdSettings, TlsSettings
     from splitwise.kv.geometry import Geometry
 
@@ -96,6 +97,11 @@ class Node:
     def open_transfers(self) -> int:
         """Halves of transfers that have not ended."""
         return len(self.sources) + len(self.destinations)
+
+    def require_serving(self) -> None:
+        """Raise `RejectedError` when this daemon takes no new transfer up."""
+        if self.draining:
+            raise RejectedError(Rejection.DRAINING, f"the KV daemon at {self.address} is stopping")
 
     def is_here(self, address: str) -> bool:
         """Whether a daemon's address is this one and copies within the node are wanted."""
@@ -180,13 +186,13 @@ class Node:
         if engine.gone:
             return
         engine.gone = True
-        engine.send.clear()
         if self.engines.get(engine.engine_id) is engine:
             del self.engines[engine.engine_id]
         engine.memory.late_writers = self.destinations.granted_blocks(engine) > 0
         self.sources.engine_gone(engine)
         self.destinations.engine_gone(engine)
         engine.memory.close()
+        engine.hang_up(f"engine {engine.engine_id} has detached, or was replaced by a newer incarnation")
 
     # ---- inside
 
@@ -200,9 +206,9 @@ class Node:
         if not task.cancelled() and task.exception() is not None:
             get_logger().error("kvd.task_failed", exc_info=task.exception())
 
-    def _peer_lost(self, address: str, why: str) -> None:
-        self.sources.peer_lost(address, why)
-        self.destinations.peer_lost(address, why)
+    def _peer_lost(self, address: str, line: Line, why: str) -> None:
+        self.sources.peer_lost(address, line, why)
+        self.destinations.peer_lost(address, line, why)
 
     def _on_signal(self, header: bytes) -> None:
         self.destinations.signalled(pb.CompletionSignal.FromString(header))
@@ -215,5 +221,6 @@ class Node:
         while True:
             await asyncio.sleep(TICK_S)
             if self.open_transfers:
+                self.peers.drop_stalled(self.now())
                 self.sources.tick()
                 self.destinations.tick()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
 
 from services.kvd.ucx import PeerLostError
 from splitwise.config import Address
@@ -16,13 +20,13 @@ from splitwise.telemetry import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import grpc.aio
-
     from services.kvd.ucx import Endpoint, Ucx
     from splitwise.config import TlsSettings
     from splitwise.rpc.v1.kvd_pb2_grpc import KvdPeerAsyncStub
 
 CLOSE_TIMEOUT_S = 2.0
+STALL_S = 5.0
+"""Flushes are waited for, and none has ended for so long: the peer is stopped, and given up."""
 
 
 @dataclass(eq=False, slots=True)
@@ -32,6 +36,21 @@ class Line:
     endpoint: Endpoint
     ucx_address: bytes
     keys: dict[bytes, int] = field(default_factory=dict)
+    flushing: int = 0
+    moved_at: float = 0.0  # when the first of these flushes was posted, or the last one ended
+
+    def flush(self) -> asyncio.Future[None]:
+        """Return a future that is done when all puts so far are in the peer's memory."""
+        flushed = self.endpoint.flush()
+        if self.flushing == 0:
+            self.moved_at = time.monotonic()
+        self.flushing += 1
+        flushed.add_done_callback(self._moved)
+        return flushed
+
+    def _moved(self, _: asyncio.Future[None]) -> None:
+        self.flushing -= 1
+        self.moved_at = time.monotonic()
 
     def key(self, packed: bytes) -> int:
         """Return a remote key, unpacked once."""
@@ -53,8 +72,8 @@ class Line:
 class Peers:
     """All daemons that this one talks to, by their gRPC address."""
 
-    def __init__(self, ucx: Ucx, tls: TlsSettings, on_lost: Callable[[str, str], None]) -> None:
-        """`on_lost(address, why)` is called when a peer's UCX connection breaks."""
+    def __init__(self, ucx: Ucx, tls: TlsSettings, on_lost: Callable[[str, Line, str], None]) -> None:
+        """`on_lost(address, line, why)` is called when a peer's UCX connection breaks."""
         self._ucx = ucx
         self._tls = tls
         self._on_lost = on_lost
@@ -79,19 +98,46 @@ class Peers:
             self.drop(address, "it was restarted")
         endpoint = self._ucx.connect(ucx_address)
         line = self._lines[address] = Line(endpoint, ucx_address)
-        endpoint.on_error = lambda why: self.drop(address, why)
+        endpoint.on_error = lambda why: self.drop(address, why, line)
         return line
 
-    def drop(self, address: str, why: str) -> None:
-        """Give the UCX connection up and tell the owner of its transfers."""
-        line = self._lines.pop(address, None)
-        if line is None:
+    def drop_stalled(self, now: float) -> None:
+        """Give up each connection on which puts hang: a peer that was stopped never reports an error."""
+        for address, line in list(self._lines.items()):
+            if line.flushing and now - line.moved_at > STALL_S:
+                self.drop(address, f"no put has ended for {STALL_S:g} s", line)
+
+    def drop(self, address: str, why: str, only: Line | None = None) -> None:
+        """Give the UCX connection up (if `only` is still the one) and tell the owner of its transfers."""
+        line = self._lines.get(address)
+        if line is None or only not in (None, line):
             return
+        del self._lines[address]
         get_logger().warning("peer.lost", peer=address, why=why)
         task = asyncio.get_running_loop().create_task(line.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-        self._on_lost(address, why)
+        self._on_lost(address, line, why)
+
+    async def reachable(self, address: str, seconds: float) -> str | None:
+        """Connect to a daemon's control interface; None, or why it cannot be reached now.
+
+        What was not connected has sent nothing: only after this may a call have arrived
+        whose answer is missing.
+        """
+        self.stub(address)
+        channel = self._channels[address]
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    state = channel.get_state(try_to_connect=True)
+                    if state is grpc.ChannelConnectivity.READY:
+                        return None
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        return "nobody answers there"
+                    await channel.wait_for_state_change(state)
+        except TimeoutError:
+            return f"no connection within {seconds:g} s"
 
     def transports(self) -> list[str]:
         """Name the transports in use towards any peer."""

@@ -76,8 +76,8 @@ class Session:
             self._node.detach(engine)
             os.close(engine.layers_fd)
             get_logger().info("engine.detached", engine=engine.engine_id, why=why)
-        elif engine is not None and self.send in engine.send:
-            engine.send.remove(self.send)
+        elif engine is not None and self in engine.sessions:
+            engine.sessions.remove(self)
         # Last: for the engine this is the sign that its memory is not touched any more.
         self._socket.close()
 
@@ -167,7 +167,7 @@ class Session:
             )
         engine = self._with_memory(message) if message.memory else self._without_memory(message, known)
         self._engine = engine
-        engine.send.append(self.send)
+        engine.sessions.append(self)
         attached = pb.Attached(
             daemon_incarnation=self._node.incarnation, fingerprint=engine.memory.geometry.fingerprint()
         )

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from splitwise.kv.plan import CopyPlan
     from splitwise.kv.source import SourceAction
 
-STALL_S = 5.0
-"""A put that makes no progress for so long, or a stop that waits for one: the peer is given up."""
-
 
 @dataclass(frozen=True, slots=True)
 class RemoteTarget:
@@ -53,6 +50,10 @@ class RemoteTarget:
     base: int
     rkey: bytes
     ucx_address: bytes
+
+    def goes_over(self, address: str, line: Line) -> bool:
+        """Whether a connection is the one to this target."""
+        return (self.address, self.ucx_address) == (address, line.ucx_address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,6 @@ class SourceSide:
     first_put: float | None = None
     last_put: float = 0.0
     token_at: float | None = None
-    stalled_since: float | None = None
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property
@@ -122,24 +122,23 @@ class Sources:
         """A forward pass begins; raises ValueError or GeometryError for a plan that cannot be."""
         for entry in plan.entries:
             engine.memory.geometry.check_blocks(entry.block_ids)
+        engine.read_counter()  # of the passes before
         engine.progress.add_plan(plan)
-        now = self._node.now()
-        for entry in plan.entries:
-            side = self._of(entry, engine)
-            if side is not None:
-                count = len(entry.block_ids)
-                flags = {"final": entry.final, "restart": entry.restart}
-                self._do(side, side.transfer.entry(now, entry.first_block, count, **flags))
         self.layers(engine)
 
     def layers(self, engine: Engine) -> None:
-        """The engine's layer counter may have moved."""
+        """The engine's layer counter may have moved, or a pass begun."""
         now = self._node.now()
-        for layer, entry in engine.progress.written():
+        for layer, entry in engine.progress.events():
             side = self._of(entry, engine)
-            if side is not None:
-                actions = side.transfer.layer_written(now, layer, entry.first_block, entry.block_ids)
-                self._do(side, actions)
+            if side is None:
+                continue
+            first, blocks = entry.first_block, entry.block_ids
+            if layer is not None:
+                self._do(side, side.transfer.layer_written(now, layer, first, blocks))
+            else:
+                flags = {"final": entry.final, "restart": entry.restart}
+                self._do(side, side.transfer.entry(now, first, len(blocks), **flags))
 
     def first_token(self, engine: Engine, key: TransferKey, token: int) -> None:
         """The engine has sampled the first token."""
@@ -198,26 +197,28 @@ class Sources:
         if side is not None:
             self._do(side, side.transfer.acknowledged())
 
-    def peer_lost(self, address: str, why: str) -> None:
-        """The connection to a daemon broke."""
+    def fenced(self, engine: Engine) -> None:
+        """An engine's memory is about to be fenced: puts that read from it would send something else."""
         for side in self._ledger:
-            if isinstance(side.target, RemoteTarget) and side.target.address == address:
+            if side.engine is engine and side.transfer.in_flight:
+                message = "the memory was fenced against another writer"
+                self._do(side, side.transfer.stop(End.FAILED, message, tell_peer=True))
+
+    def peer_lost(self, address: str, line: Line, why: str) -> None:
+        """The connection to one incarnation of a daemon broke."""
+        for side in self._ledger:
+            target = side.target
+            if isinstance(target, RemoteTarget) and target.goes_over(address, line):
                 message = f"the KV daemon at {address} was lost: {why}"
                 self._do(side, side.transfer.stop(End.FAILED, message, tell_peer=True))
 
     # ---- time
 
     def tick(self) -> None:
-        """Look at deadlines, and at puts that hang because the peer is stopped."""
+        """Look at deadlines."""
         now = self._node.now()
         for side in self._ledger:
             self._do(side, side.transfer.tick(now))
-            if not side.transfer.in_flight:
-                side.stalled_since = None
-            elif side.stalled_since is None:
-                side.stalled_since = now
-            elif now - side.stalled_since > STALL_S and isinstance(side.target, RemoteTarget):
-                self._node.peers.drop(side.target.address, f"no put has ended for {STALL_S:g} s")
 
     def stop_all(self, reason: str) -> None:
         """Give everything up."""
@@ -227,6 +228,7 @@ class Sources:
     # ---- inside
 
     def _open(self, key: TransferKey, engine: Engine) -> SourceSide:
+        self._node.require_serving()
         side = SourceSide(SourceTransfer(key, engine.memory.geometry.layers), engine)
         self._ledger.add(key, side)
         return side
@@ -260,15 +262,10 @@ class Sources:
             self._do(side, side.transfer.pushed(self._node.now()))
             return
         self._account(side, push)
-        try:
-            if isinstance(target, LocalTarget):
-                self._copy(side, push, target)
-            else:
-                self._put(side, push, target)
-        except UcxError as error:
-            self._do(side, side.transfer.pushed(self._node.now()))
-            message = f"the push of layer {push.layer} failed: {error}"
-            self._do(side, side.transfer.stop(End.FAILED, message, tell_peer=True))
+        if isinstance(target, LocalTarget):
+            self._copy(side, push, target)
+        else:
+            self._put(side, push, target)
 
     def _account(self, side: SourceSide, push: Push) -> None:
         """Count and, for the checksum, hash what goes out."""
@@ -299,18 +296,24 @@ class Sources:
         self._arrived(side)
 
     def _put(self, side: SourceSide, push: Push, target: RemoteTarget) -> None:
-        line: Line = self._node.peers.line(target.address, target.ucx_address)
         plan = self._plan(side, push, target.geometry)
         memory = side.engine.memory
-        line.endpoint.put(
-            memory.registration,
-            line.key(target.rkey),
-            (plan.source_offsets + memory.mapping.address).tolist(),
-            (plan.destination_offsets + target.base).tolist(),
-            plan.sizes.tolist(),
-        )
         memory.begin_read()
-        line.endpoint.flush().add_done_callback(lambda done: self._flushed(side, done))
+        line: Line | None = None
+        try:
+            line = self._node.peers.line(target.address, target.ucx_address)
+            line.endpoint.put(
+                memory.registration,
+                line.key(target.rkey),
+                (plan.source_offsets + memory.mapping.address).tolist(),
+                (plan.destination_offsets + target.base).tolist(),
+                plan.sizes.tolist(),
+            )
+            flushed = line.flush()
+        except UcxError as error:
+            self._broke(side, target, line, f"the push of layer {push.layer} failed: {error}")
+        else:
+            flushed.add_done_callback(lambda done: self._flushed(side, target, line, done))
 
     def _plan(self, side: SourceSide, push: Push, there: Geometry) -> CopyPlan:
         here = side.engine.memory.geometry
@@ -320,19 +323,31 @@ class Sources:
         self._node.counters.bytes_pushed += plan.nbytes
         return plan
 
-    def _flushed(self, side: SourceSide, done: asyncio.Future[None]) -> None:
-        side.engine.memory.end_read()
+    def _flushed(
+        self, side: SourceSide, target: RemoteTarget, line: Line, done: asyncio.Future[None]
+    ) -> None:
         error = done.exception()
         if error is None:
+            side.engine.memory.end_read()
             self._arrived(side)
-            return
-        message = f"the push to {side.stats.transport} failed: {error}"
+        else:
+            self._broke(side, target, line, f"the push to {target.address} failed: {error}")
+
+    def _broke(self, side: SourceSide, target: RemoteTarget, line: Line | None, message: str) -> None:
+        """A put or its flush failed; others of the same push may be under way until the line is closed."""
         self._do(side, side.transfer.stop(End.FAILED, message, tell_peer=True))
+        if line is not None:
+            self._node.peers.drop(target.address, message, line)
+        self._node.spawn(self._left(side, line))
+
+    async def _left(self, side: SourceSide, line: Line | None) -> None:
+        if line is not None:
+            await line.close()
+        side.engine.memory.end_read()
         self._do(side, side.transfer.pushed(self._node.now()))
 
     def _arrived(self, side: SourceSide) -> None:
         side.last_put = time.monotonic()
-        side.stalled_since = None
         self._do(side, side.transfer.pushed(self._node.now()))
 
     def _signal(self, side: SourceSide, signal: Signal) -> None:

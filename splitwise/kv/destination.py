@@ -108,6 +108,8 @@ class DestinationTransfer:
 
     def grant_refused(self, cause: Cause, message: str) -> list[DestinationAction]:
         """The source has said no: it will never write."""
+        if self._verifying:  # it contradicts its own signal; the check goes first
+            return self.stop(cause, message)
         if self._move(TransferInput.STOP):
             self._cause, self._message = cause, message
         elif self.state is not TransferState.REVOKING:
@@ -124,6 +126,8 @@ class DestinationTransfer:
 
     def verified(self, problem: str | None) -> list[DestinationAction]:
         """The check is done; `problem` says what differs, None that nothing does."""
+        if not self._verifying:
+            return []
         self._verifying = False
         if self.state is TransferState.REVOKING:  # stopped while it was checked; the source is through
             return [Acknowledge(), *self._settle()]

@@ -31,6 +31,7 @@ class Rejection(Enum):
     BLOCK_OUT_OF_RANGE = "block_out_of_range"
     TOO_MANY_TRANSFERS = "too_many_transfers"
     OUT_OF_PLACE = "out_of_place"
+    DRAINING = "draining"
     CORRUPT = "corrupt"
 
 
@@ -74,17 +75,13 @@ class Ledger(Generic[T]):
 
     def refuse_used(self, key: TransferKey) -> None:
         """Raise `RejectedError` unless the key is new."""
+        self._refuse_stale(key)
         if key in self._ended:
             raise RejectedError(
                 Rejection.REUSED_TRANSFER, f"transfer {key} has ended before: {self._ended[key]}"
             )
         if key in self._open:
             raise RejectedError(Rejection.REUSED_TRANSFER, f"transfer {key} is open already")
-        newest = self._newest.get(key.transfer_id, 0)
-        if key.generation < newest:
-            raise RejectedError(
-                Rejection.STALE_GENERATION, f"transfer {key} is stale: generation {newest} is known"
-            )
 
     def get(self, key: TransferKey) -> T | None:
         """Return an open transfer."""
@@ -95,7 +92,9 @@ class Ledger(Generic[T]):
         transfer = self._open.get(key)
         if transfer is not None:
             return transfer
-        self.refuse_used(key)
+        self._refuse_stale(key)
+        if key in self._ended:
+            raise RejectedError(Rejection.OUT_OF_PLACE, f"transfer {key} is over: {self._ended[key]}")
         raise RejectedError(Rejection.UNKNOWN_TRANSFER, f"transfer {key} is not known here")
 
     def how_ended(self, key: TransferKey) -> str | None:
@@ -106,5 +105,13 @@ class Ledger(Generic[T]):
         """Close a transfer, or keep a key from ever being opened."""
         self._open.pop(key, None)
         self._ended[key] = how
+        self._ended.move_to_end(key)
         if len(self._ended) > self._remembered:
             self._ended.popitem(last=False)
+
+    def _refuse_stale(self, key: TransferKey) -> None:
+        newest = self._newest.get(key.transfer_id, 0)
+        if key.generation < newest:
+            raise RejectedError(
+                Rejection.STALE_GENERATION, f"transfer {key} is stale: generation {newest} is known"
+            )

@@ -244,11 +244,11 @@ class SourceTransfer:
             skip = max(0, granted.first_block - unit.first_block)
             at = unit.first_block + skip - granted.first_block
             blocks = unit.block_ids[skip:]
-            if not blocks:
+            there = granted.block_ids[at : at + len(blocks)]
+            if not there:  # cached at the destination, or beyond the grant, which ends in a failure
                 continue
             self._move(TransferInput.PUSH)
             self.in_flight += 1
-            there = granted.block_ids[at : at + len(blocks)]
             actions.append(Push(unit.layer, blocks[: len(there)], there, self._epoch))
         self._waiting.clear()
         return actions
