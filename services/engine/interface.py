@@ -103,7 +103,7 @@ class Engine(Protocol):
         """Load the model, attach the KV memory to the daemon; fills all engine-side fields."""
 
     def run_prompt(self, work: PromptWork) -> AsyncIterator[TokenOutput]:
-        """Yield exactly one output; closing the iterator aborts."""
+        """Yield exactly one output; ends when the daemon released the KV blocks; closing aborts."""
 
     def run_token(self, work: TokenWork) -> AsyncIterator[TokenOutput]:
         """Yield the second and later tokens; raises `TransferFailedError`; closing aborts."""

@@ -9,12 +9,14 @@ returns. Supervisors read the events ``service.starting``, ``service.loading``,
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 from splitwise.config import Settings, load_settings
 from splitwise.errors import ConfigError, ExitCode, ListenError
@@ -84,6 +86,18 @@ def run_service(
         return ExitCode.FAILED
     log.info("service.stopped")
     return ExitCode.OK
+
+
+def end_process(code: int) -> NoReturn:
+    """End with `code` at once, after the exit handlers.
+
+    For processes that loaded vLLM: taking its modules apart one by one costs five seconds.
+    """
+    atexit._run_exitfuncs()  # noqa: SLF001 - the one way to have them without the rest
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def die_with_parent() -> None:

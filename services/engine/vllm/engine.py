@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.engine.interface import EngineError, EngineLoad, TransferFailedError, WorkRefusedError
+from services.engine.vllm.folder import EngineFolder
 from services.engine.vllm.hotline import AdapterEnd
 from services.engine.vllm.launch import create_engine, set_environment, wait_for_daemon
 from services.engine.vllm.outputs import is_error, token_output
@@ -40,7 +39,7 @@ class VllmEngine:
         self._settings = settings
         self._machine_id = machine_id
         self._kvd_socket = Path(kvd_socket)
-        self._folder: Path | None = None
+        self._folder: EngineFolder | None = None
         self._hotline: AdapterEnd | None = None
         self._llm: AsyncLLM | None = None
         self._description = MachineDescription()
@@ -54,17 +53,18 @@ class VllmEngine:
             model = read_model_folder(self._settings.model)
         except ConfigError as error:
             raise EngineError(str(error)) from error
-        self._folder = Path(tempfile.mkdtemp(prefix="splitwise-engine-"))
-        self._hotline = AdapterEnd(self._folder)
+        self._folder = EngineFolder()
+        folder = self._folder.path
+        self._hotline = AdapterEnd(folder)
         await self._hotline.start()
-        set_environment(self._settings, self._folder)
+        set_environment(self._settings, folder)
         log.info("engine.importing", engine="vllm")
         version = await asyncio.to_thread(_import_vllm)
         await wait_for_daemon(self._kvd_socket)
         log.info("engine.loading", model=model.name, folder=str(model.path))
         try:
             self._llm = await asyncio.to_thread(
-                create_engine, self._settings, model, self._machine_id, self._kvd_socket, self._folder
+                create_engine, self._settings, model, self._machine_id, self._kvd_socket, folder
             )
             hello = await asyncio.wait_for(asyncio.shield(self._hotline.hello), HELLO_S)
         except Exception as error:
@@ -101,7 +101,7 @@ class VllmEngine:
         if self._hotline is not None:
             await self._hotline.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     def failure(self) -> str | None:
         """Say why the engine cannot take work."""
