@@ -229,6 +229,8 @@ class ClusterScheduler:
 
     def _serve(self, group: Group, out: Decisions) -> None:
         """Give waiting requests to machines, in order, until one finds no place."""
+        if not group.serving:
+            return  # `_left_without_machines` ends them
         while (request := group.line.head()) is not None:
             if request.deadline is not None and request.deadline <= self.now:
                 self._expire(request, out)

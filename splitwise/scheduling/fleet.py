@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from splitwise.scheduling.requests import Request
 
 POOL_CODE = {Pool.PROMPT: POOL_PROMPT, Pool.TOKEN: POOL_TOKEN, Pool.MIXED: POOL_MIXED}
-POOL_OF_CODE = {code: pool for pool, code in POOL_CODE.items()}
 
 REMEMBERED_IDS = 4096
 """Machine ids whose last incarnation is remembered after they are lost."""

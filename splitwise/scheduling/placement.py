@@ -9,7 +9,6 @@ import numpy as np
 from splitwise.scheduling import arrays, policies, reasons
 from splitwise.scheduling.decisions import Assign, Candidate, MovePool
 from splitwise.scheduling.events import Phase, Pool
-from splitwise.scheduling.fleet import POOL_OF_CODE
 from splitwise.scheduling.prefix import PrefixIndex
 from splitwise.scheduling.requests import Hold, Request
 from splitwise.scheduling.states import RequestInput
@@ -58,13 +57,13 @@ class Placement:
 
     def place(self, request: Request, now: float) -> list[Decision] | None:
         """Assign the request to a pair and return the decisions, or None when it must wait."""
-        prompt_blocks, token_blocks, most_blocks = self.sizes(request)
-        hints = self._hints(request)
-        choice = self._choose(request, prompt_blocks, token_blocks, most_blocks, hints)
+        sizes = self.sizes(request)
+        choice = self._choose(request, sizes, microseconds(now))
         prompt, token = self._fleet.by_slot[choice[0]], self._fleet.by_slot[choice[1]]
         if choice[0] < 0 or prompt is None or token is None:
             return None
-        candidates = self._candidates(prompt, token, bool(token_blocks)) if self._settings.explain else ()
+        prompt_blocks, token_blocks, _ = sizes
+        candidates = self._candidates(choice, bool(token_blocks)) if self._settings.explain else ()
         decisions: list[Decision] = []
         self.serial += 1
         request.advance(RequestInput.PLACE)
@@ -72,12 +71,17 @@ class Placement:
         request.serial = self.serial
         request.first_seen = False
         request.avoid.clear()
-        tokens = request.context
-        if choice[2] == policies.HOW_PREFIX:
-            tokens = max(1, tokens - next(cached for slot, cached in hints if slot == prompt.slot))
-        self._book_prompt(request, prompt, Hold(prompt, tokens, prompt_blocks), now, decisions)
+        request.prompt = Hold(prompt, choice[4], prompt_blocks)
+        prompt.open[self.serial] = request
+        if prompt.pool is Pool.TOKEN:
+            decisions.append(self._borrow(prompt))
         if token_blocks:
-            self._book_token(request, token, Hold(token, 0, token_blocks), now, decisions)
+            request.token = Hold(token, 0, token_blocks)
+            token.open[self.serial] = request
+            if token.pool is Pool.PROMPT:
+                decisions.append(self._borrow(token))
+        if self._uses_prefixes and request.prefix_hashes:
+            self._prefixes.remember(prompt.slot, request.prefix_hashes)
         reason = reasons.ASSIGN[self._settings.policy, choice[2], choice[3]]
         names = (prompt.spec.machine_id, token.spec.machine_id)
         decisions.append(Assign(reason, request.request_id, request.attempt, *names, self.serial, candidates))
@@ -132,31 +136,26 @@ class Placement:
         self._prefixes.forget_machine(machine.slot)
 
     def _choose(
-        self, request: Request, prompt_blocks: int, token_blocks: int, most_blocks: int,
-        hints: list[tuple[int, int]],
-    ) -> tuple[int, int, int, int]:  # fmt: skip
+        self, request: Request, sizes: tuple[int, int, int], now_us: int
+    ) -> tuple[int, int, int, int, int]:
         """Ask the kernel, first without the pair that just failed."""
         state = self._fleet.state
-        rows: Int64s = np.array(hints, np.int64) if hints else policies.NO_HINTS
         shunned = [m.slot for m in request.avoid if state.machines[arrays.POSITION, m.slot] != arrays.NONE]
-        arguments = (
-            state, self._limits, request.group.index, request.context, prompt_blocks, token_blocks,
-            most_blocks, self.serial + 1,
-        )  # fmt: skip
+        asked = (state, self._limits, request.group.index, request.context, *sizes, self.serial + 1, now_us)
         if shunned:
             for slot in shunned:
                 arrays.leave(state, slot)
-            choice = policies.choose_pair(*arguments, policies.NO_HINTS, self._trace)
+            choice = policies.place_pair(*asked, policies.NO_HINTS, self._trace)
             for slot in shunned:
                 arrays.enter(state, slot)
             if choice[0] != arrays.NONE:
                 return choice
-        return policies.choose_pair(*arguments, rows, self._trace)
+        hints = self._hints(request) if self._uses_prefixes and request.prefix_hashes else []
+        rows: Int64s = np.array(hints, np.int64) if hints else policies.NO_HINTS
+        return policies.place_pair(*asked, rows, self._trace)
 
     def _hints(self, request: Request) -> list[tuple[int, int]]:
         """Return (slot, cached tokens) for machines that hold the start of the prompt."""
-        if not self._uses_prefixes or not request.prefix_hashes:
-            return []
         hints = []
         for slot, blocks in self._prefixes.find(request.prefix_hashes):
             machine = self._fleet.by_slot[slot]
@@ -165,50 +164,23 @@ class Placement:
                 hints.append((slot, min(blocks * request.group.block_tokens, request.context)))
         return hints
 
-    def _book_prompt(
-        self, request: Request, machine: Machine, hold: Hold, now: float, decisions: list[Decision]
-    ) -> None:
-        if machine.pool is Pool.TOKEN:
-            decisions.append(self._borrow(machine))
-        arrays.add_prompt(self._fleet.state, machine.slot, hold.tokens, hold.blocks, microseconds(now))
-        request.prompt = hold
-        machine.open[request.serial] = request
-        if self._uses_prefixes and request.prefix_hashes:
-            self._prefixes.remember(machine.slot, request.prefix_hashes)
-
-    def _book_token(
-        self, request: Request, machine: Machine, hold: Hold, now: float, decisions: list[Decision]
-    ) -> None:
-        if machine.pool is Pool.PROMPT:
-            decisions.append(self._borrow(machine))
-        arrays.add_token(self._fleet.state, machine.slot, hold.blocks, microseconds(now))
-        request.token = hold
-        machine.open[request.serial] = request
-
     def _borrow(self, machine: Machine) -> MovePool:
         source = machine.pool
         self._fleet.move(machine, Pool.MIXED)
         return MovePool(reasons.BORROW, machine.spec.machine_id, source, Pool.MIXED)
 
-    def _candidates(self, prompt: Machine, token: Machine, has_token: bool) -> tuple[Candidate, ...]:
+    def _candidates(self, choice: tuple[int, int, int, int, int], has_token: bool) -> tuple[Candidate, ...]:
         """Translate the kernel's trace; `queue_tokens` of the token phase are KV tokens in use."""
         found: dict[tuple[int, int], Candidate] = {}
-        rows = self._trace[1 : 1 + int(self._trace[0, 0])].tolist()
-        chosen = {(arrays.PHASE_PROMPT, prompt.slot)}
-        if has_token:
-            chosen.add((arrays.PHASE_TOKEN, token.slot))
-        for phase, slot, queue in rows:
+        for phase, slot, queue in self._trace[1 : 1 + int(self._trace[0, 0])].tolist():
             machine = self._fleet.by_slot[slot]
             if machine is None or (phase, slot) in found:
                 continue
-            tokens = queue
-            if phase == arrays.PHASE_TOKEN:
+            name, pool = machine.spec.machine_id, machine.pool
+            if phase == arrays.PHASE_PROMPT:
+                found[phase, slot] = Candidate(name, Phase.PROMPT, pool, queue, slot == choice[0])
+            else:
                 tokens = queue * machine.spec.block_tokens
-            found[phase, slot] = Candidate(
-                machine.spec.machine_id,
-                Phase.PROMPT if phase == arrays.PHASE_PROMPT else Phase.TOKEN,
-                POOL_OF_CODE[int(self._fleet.state.machines[arrays.POOL, slot])],
-                tokens,
-                (phase, slot) in chosen,
-            )
+                chosen = has_token and slot == choice[1]
+                found[phase, slot] = Candidate(name, Phase.TOKEN, pool, tokens, chosen)
         return tuple(found.values())

@@ -17,11 +17,16 @@ MOST_HOLDERS = 8
 """Machines considered per request, most recent first, so that a popular prefix stays cheap."""
 
 
+STRIDE = 4
+"""Blocks per remembered hash: prefixes are known to within `STRIDE` blocks."""
+
+
 class PrefixIndex:
     """Prefix hashes per machine slot, at most `per_machine` each."""
 
-    def __init__(self, per_machine: int) -> None:
+    def __init__(self, per_machine: int, stride: int = STRIDE) -> None:
         self._per_machine = per_machine
+        self._stride = stride
         self._of_machine: dict[int, dict[int, None]] = {}  # slot to hashes, oldest first
         self._holders: dict[int, dict[int, None]] = {}  # hash to slots, oldest first
 
@@ -31,7 +36,8 @@ class PrefixIndex:
     def remember(self, slot: int, hashes: Sequence[int]) -> None:
         """Note that a machine computes (or already holds) these blocks."""
         mine = self._of_machine.setdefault(slot, {})
-        for name in reversed(hashes[: self._per_machine]):  # the first block is the last to go
+        marks = hashes[self._stride - 1 :: self._stride][: self._per_machine]
+        for name in reversed(marks):  # the first block is the last to go
             mine.pop(name, None)
             mine[name] = None
             holders = self._holders.setdefault(name, {})
@@ -49,17 +55,18 @@ class PrefixIndex:
     def find(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """Return up to `MOST_HOLDERS` pairs (slot, leading blocks held), longest prefix first."""
         found: dict[int, int] = {}
-        low, high = 0, len(hashes)
+        marks = hashes[self._stride - 1 :: self._stride]
+        low, high = 0, len(marks)
         while low < high:  # the longest prefix that anybody holds; chained hashes are monotone
             middle = (low + high + 1) // 2
-            if hashes[middle - 1] in self._holders:
+            if marks[middle - 1] in self._holders:
                 low = middle
             else:
                 high = middle - 1
         step = low
         while step > 0 and len(found) < MOST_HOLDERS:
-            for slot in reversed(self._holders.get(hashes[step - 1], {})):
-                found.setdefault(slot, step)
+            for slot in reversed(self._holders.get(marks[step - 1], {})):
+                found.setdefault(slot, step * self._stride)
                 if len(found) == MOST_HOLDERS:
                     break
             step //= 2

@@ -46,7 +46,7 @@ class SchedulerSettings:
     """The delay told when there is no machine at all: about the time of a lease."""
 
     prefix_blocks_per_machine: int = 8192
-    """Prefix blocks remembered per machine by the prefix-aware policy."""
+    """Prefix hashes remembered per machine by the prefix-aware policy, one per four blocks."""
 
     seed: int = 0
     """Starts the counter-based draws of the random policies."""

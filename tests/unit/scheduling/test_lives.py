@@ -246,7 +246,8 @@ def test_when_all_machines_are_lost_everything_ends_and_service_recovers_by_itse
     ends = talk.lose("p1") + talk.lose("t1")
     failed = of(ends, Fail)
     assert {f.request_id for f in failed} == {f"r{n}" for n in range(6)}
-    assert all(f.status == "UNAVAILABLE" and f.retry_after for f in failed)
+    assert all((f.status, f.reason) == ("UNAVAILABLE", "machines:none") and f.retry_after for f in failed)
+    assert talk.scheduler.fleet.groups == {}
     assert talk.scheduler.open_requests == talk.scheduler.queued == 0
     assert one(talk.arrive("x"), Reject).unavailable
     talk.join("p1", incarnation=2)

@@ -68,7 +68,7 @@ def test_reasons_are_distinct_words() -> None:
 
 
 def test_the_longest_prefix_comes_first() -> None:
-    index = PrefixIndex(100)
+    index = PrefixIndex(100, stride=1)
     index.remember(1, (10, 11, 12))
     index.remember(2, (10, 11, 12, 13, 14))
     assert index.find((10, 11, 12, 13, 14, 15)) == [(2, 5), (1, 2)] or index.find((10, 11, 12, 13, 14, 15))[
@@ -79,7 +79,7 @@ def test_the_longest_prefix_comes_first() -> None:
 
 
 def test_the_index_is_bounded_and_keeps_what_was_used_last() -> None:
-    index = PrefixIndex(4)
+    index = PrefixIndex(4, stride=1)
     index.remember(1, (1, 2, 3))
     index.remember(1, (7, 8))
     assert len(index) == 4
@@ -93,8 +93,17 @@ def test_the_index_is_bounded_and_keeps_what_was_used_last() -> None:
     assert index._holders == {}
 
 
+def test_with_a_stride_only_every_so_many_blocks_are_remembered() -> None:
+    index = PrefixIndex(100, stride=4)
+    index.remember(1, tuple(range(11)))
+    assert len(index) == 2
+    assert index.find(tuple(range(11))) == [(1, 8)]
+    assert index.find(tuple(range(7))) == [(1, 4)]
+    assert index.find(tuple(range(3))) == []
+
+
 def test_a_popular_prefix_names_few_machines() -> None:
-    index = PrefixIndex(10)
+    index = PrefixIndex(10, stride=1)
     for slot in range(1000):
         index.remember(slot, (1, 2))
     assert [slot for slot, _ in index.find((1, 2))] == list(range(999, 999 - MOST_HOLDERS, -1))
