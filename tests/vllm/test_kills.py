@@ -91,29 +91,27 @@ def _younger(entry: Path, folder: Path) -> bool:
         return False
 
 
-async def test_the_engine_core_is_killed(model: ModelFolder, tmp_path: Path) -> None:
+async def test_the_engine_core_is_killed(model: ModelFolder, short: Path) -> None:
     """The front says so at once, closes without hanging, and removes the folder."""
-    async with nothing_left(tmp_path), front(model, tmp_path) as process:
+    async with nothing_left(short), front(model, short) as process:
         family = psutil.Process(process.pid).children(recursive=True)
         core_of(process).send_signal(signal.SIGKILL)
         assert b"core died" in await line(process, b"failure")
         await asyncio.wait_for(process.wait(), PATIENCE)
         assert process.returncode == 0
         await until(lambda: gone(family))
-        assert folders(tmp_path) == []
+        assert folders(short) == []
 
 
-async def test_the_front_is_killed(
-    model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_front_is_killed(model: ModelFolder, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The core ends itself; the folder goes when the next engine starts."""
-    async with nothing_left(tmp_path), front(model, tmp_path) as process:
+    async with nothing_left(short), front(model, short) as process:
         family = psutil.Process(process.pid).children(recursive=True)
         assert core_of(process) in family
         process.send_signal(signal.SIGKILL)
         await process.wait()
         await until(lambda: gone(family))
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(tempfile, "tempdir", str(short))
         following = EngineFolder()
-        assert folders(tmp_path) == [following.path]
+        assert folders(short) == [following.path]
         following.remove()

@@ -18,13 +18,20 @@ PREFIX = "splitwise-engine-"
 LOCK = "lock"
 # A folder without a lock file is being made, or its maker died in between.
 MAKING_S = 60.0
+# vLLM names its sockets by UUIDs, and the path of a socket has at most 107 bytes.
+MAX_PARENT = 107 - len("/" + PREFIX + "12345678") - len("/00000000-0000-0000-0000-000000000000")
 
 
 class EngineFolder:
-    """A new folder under `parent` (default: the system's for temporary files), locked while it is used."""
+    """A new folder under `parent` (default: where temporary files go), locked while used.
+
+    Where the parent's path is too long for sockets it is made in ``/tmp``.
+    """
 
     def __init__(self, parent: Path | None = None) -> None:
         base = Path(tempfile.gettempdir()) if parent is None else parent
+        if len(os.fsencode(base)) > MAX_PARENT:
+            base = Path("/tmp")  # noqa: S108 - mkdtemp makes a name and a mode of its own
         _sweep(base)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
