@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 GRANT_TIMEOUT_S = 5.0
 REVOKE_TIMEOUT_S = 2.0
+WITHDRAW_S = 60.0
+"""So long a source that does not answer is told again; its own lease ends its half in any case."""
 VERIFY_SLICE_BYTES = 4 << 20
 """Hashed without a pause; then the event loop gets its turn."""
 
@@ -360,8 +362,12 @@ class Destinations:
         return True
 
     async def _withdraw(self, side: DestinationSide, reason: str) -> None:
-        """Tell a source that may be well that its grant is worth nothing any more."""
-        await self._ask_to_stop(side, reason)
+        """Tell a source that its grant is worth nothing any more, also one that wakes up later."""
+        end = self._node.now() + WITHDRAW_S
+        while self._node.now() < end:
+            if await self._ask_to_stop(side, reason):
+                return
+            await asyncio.sleep(1.0)
 
     def _fence(self, engine: Engine) -> None:
         """Fence the engine's memory; that ends every transfer whose source had the old addresses."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     StartPair = Callable[..., "Pair"]
 
-BIG = {"blocks": 64, "block_bytes": 1 << 20}  # 192 MiB: a transfer that lasts
+BIG: dict[str, Any] = {"blocks": 64, "block_bytes": 1 << 18}  # 48 MiB: a transfer that lasts
 
 
 class Pair:
     """Two daemons and an engine at each."""
 
-    def __init__(self, folder: Path, *flags: str, **shape: int) -> None:
+    def __init__(self, folder: Path, *flags: str, **shape: Any) -> None:
         self.near = DaemonProcess(folder, "near", *flags).start()
         self.far = DaemonProcess(folder, "far", *flags).start()
         self.prompt = FakeEngine(self.near.socket, "p", **shape)
@@ -76,17 +76,17 @@ class Pair:
 
 @pytest.fixture
 def start_pair(tmp_path: Path) -> Iterator[StartPair]:
-    shared = set(os.listdir("/dev/shm"))
+    shared = set(Path("/dev/shm").iterdir())
     pairs: list[Pair] = []
 
-    def start(*flags: str, **shape: int) -> Pair:
+    def start(*flags: str, **shape: Any) -> Pair:
         pairs.append(Pair(tmp_path, *flags, **shape))
         return pairs[-1]
 
     yield start
     for pair in pairs:
         pair.close()
-    left = {name for name in set(os.listdir("/dev/shm")) - shared if "kvd" in name or "splitwise" in name}
+    left = {name for name in set(Path("/dev/shm").iterdir()) - shared if "splitwise" in name.name}
     assert not left
 
 

@@ -113,10 +113,10 @@ def test_many_at_once_to_several_destinations(daemons: list[DaemonProcess], engi
     tokens = [engine(near), engine(far), engine(far)]
     rounds = []
     for number in range(36):
-        source, target = random.choice(list(enumerate(prompts))), random.choice(tokens)
+        origin, target = random.choice(list(enumerate(prompts))), random.choice(tokens)
         # Blocks of a destination are not shared by open transfers: three each, in turns.
         slot = number * 4 % 48
-        rounds.append((new_key(), source, target, [slot, slot + 1, slot + 2]))
+        rounds.append((new_key(), origin, target, [slot, slot + 1, slot + 2]))
     for batch in (rounds[at : at + 12] for at in range(0, 36, 12)):
         for key, (index, source), target, blocks in batch:
             target.reserve(key, blocks[::-1], at=daemons[index].address, source=source.name)
@@ -138,18 +138,17 @@ def test_every_transfer_has_one_notice_wherever_it_is_cancelled(
         key, blocks = new_key(), [number % 40, number % 40 + 1]
         who, when = (prompt, token)[number % 2], number // 2 % 5
         keys.append(key)
-        steps = [
-            lambda key=key, blocks=blocks: token.reserve(
-                key, blocks, at=daemons[0].address, source=prompt.name
-            ),
-            lambda key=key: prompt.expect(key),
-            lambda key=key, blocks=blocks: prompt.run_pass(key, 0, blocks, final=True),
-            lambda key=key: prompt.client.first_token(Ref(key), 5),
-        ]
-        for step, act in enumerate(steps):
+        for step in range(4):
             if step == when:
                 who.cancel(key)
-            act()
+            if step == 0:
+                token.reserve(key, blocks, at=daemons[0].address, source=prompt.name)
+            elif step == 1:
+                prompt.expect(key)
+            elif step == 2:
+                prompt.run_pass(key, 0, blocks, final=True)
+            else:
+                prompt.client.first_token(Ref(key), 5)
         who.cancel(key)
         who.cancel(key)
         ends = (prompt.released(key), token.arrived(key))
