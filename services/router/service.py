@@ -18,6 +18,8 @@ from services.router.requestlog import RequestLog
 from services.router.servicer import SERVICE, Servicer, add_servicer
 from splitwise.errors import ConfigError
 from splitwise.rpc.channels import RpcServer
+from splitwise.scheduling import events as ev
+from splitwise.scheduling.cluster import ClusterScheduler
 from splitwise.scheduling.settings import SchedulerSettings
 from splitwise.telemetry import get_logger
 
@@ -34,6 +36,7 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
     """Run the router until it is told to stop."""
     options = settings.router
     lifecycle.loading("scheduler", policy=options.policy)
+    _warm_up(_scheduling(options))
     models = Models(options.models)
     frontend = Frontend(Admission(models), models)
     log = RequestLog(options.request_log) if options.request_log is not None else None
@@ -83,6 +86,21 @@ def _scheduling(options: RouterSettings) -> SchedulerSettings:
         )
     except ValueError as error:
         raise ConfigError(f"router: {error}") from error
+
+
+def _warm_up(scheduling: SchedulerSettings) -> None:
+    """Make one decision beside the real cluster: compiling its kernels must not cost a request."""
+    scheduler = ClusterScheduler(scheduling)
+    for home in (ev.Pool.PROMPT, ev.Pool.TOKEN):
+        machine = ev.MachineSpec(home.value, 1, home, "model", "fingerprint", "node", 64, 16, 8)
+        scheduler.handle(ev.MachineJoined(0.0, machine))
+        scheduler.handle(ev.LoadReported(0.0, home.value, 1, 1, 0, 0, 0))
+    scheduler.handle(ev.RequestArrived(0.0, "warm-up", "model", 32, 8))
+    scheduler.handle(ev.FirstTokenMade(0.0, "warm-up", 1))
+    scheduler.handle(ev.KvReceived(0.0, "warm-up", 1))
+    scheduler.handle(ev.TokensMade(0.0, "warm-up", 1, 1))
+    scheduler.handle(ev.RequestCancelled(0.0, "warm-up", "warm-up"))
+    scheduler.handle(ev.Tick(10.0))
 
 
 async def _clock(server: RpcServer, frontend: Frontend, dispatcher: Dispatcher) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from splitwise.config import Settings, load_settings
 from splitwise.errors import ConfigError, ExitCode, ListenError
+from splitwise.launch.notify import keep_alive, notify
 from splitwise.telemetry import configure_logs, get_logger, serve_metrics
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Lifecycle:
         seconds = round(time.monotonic() - self._started, 2)
         shown = None if address is None else str(address)
         get_logger().info("service.ready", address=shown, seconds=seconds, pid=os.getpid(), **fields)
+        notify("READY=1")
 
 
 def run_service(
@@ -119,12 +121,17 @@ async def _run(serve: Callable[[Settings, Lifecycle], Awaitable[None]], settings
             task.cancel()
             return
         get_logger().info("service.stopping", signal=number.name)
+        notify("STOPPING=1")
         lifecycle.stop.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    await task
+    watchdog = asyncio.create_task(keep_alive())
+    try:
+        await task
+    finally:
+        watchdog.cancel()
 
 
 def _name(settings: Settings, section: str) -> str:
