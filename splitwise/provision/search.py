@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FURTHER_SEEDS = 2
 LONGER = 2.0
 ATTEMPTS = 40  # next best clusters (or lower rates) that are tried when one is not confirmed
+FURTHER_MACHINES = 8  # how many more of either kind the next best clusters may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +190,20 @@ def _confirm_size(
 ) -> Answer:
     """Take the best cluster that the longer trace confirms, and measure its room above the rate."""
     hard, design = longer(problem), answer.design
-    room = {size for near in edge for size in [near, *_neighbours(design, near)]}
-    room = {s for s in room if s.prompt <= most.prompt and s.token <= most.token}
     assert answer.size is not None  # noqa: S101 - callers have an optimum
-    able = [s for s in _ranked(design, list(room), problem.catalog, budget) if s == answer.size
-            or not _less(design, s, answer.size, problem.catalog, budget)]  # fmt: skip
+    more = range(FURTHER_MACHINES + 1)
+    room = {
+        Size(near.prompt + a, near.token + b)
+        for near in edge
+        for a in more
+        for b in (more if design.token is not None else (0,))
+    }
+    room = {s for s in room if s.prompt <= most.prompt and s.token <= most.token}
+    able = [
+        size
+        for size in _ranked(design, list(room), problem.catalog, budget)
+        if not _less(design, size, answer.size, problem.catalog, budget)
+    ]
     tight: Limit | None = None
     for size in [answer.size, *(s for s in able if s != answer.size)][:ATTEMPTS]:
         met, tight = _tightest(hard, Probe(design, size, answer.rate))

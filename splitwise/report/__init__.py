@@ -1,0 +1,1 @@
+"""Pictures and pages that show what a search found."""

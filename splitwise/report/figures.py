@@ -1,0 +1,191 @@
+"""The pictures of a provisioning report, drawn with matplotlib (extra ``sim``).
+
+Each function returns a figure that says by itself what it shows: a title that is the
+question, axes with units, limits and optimum marked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from splitwise.sim.slo import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+    from splitwise.provision.probe import Problem
+    from splitwise.provision.search import Answer
+    from splitwise.sim.results import Result
+
+GOOD, BAD, BEST, PROMPT, TOKEN = "#2a9d5c", "#d1495b", "#f2b705", "#2f6db5", "#e08a1e"
+NAMES = {"ttft": "TTFT", "tbt": "TBT (mean of a request)", "e2e": "E2E"}
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def design_map(answer: Answer) -> Figure:
+    """Prompt x token machines: what was simulated, what it implies, and the optimum.
+
+    With a fixed rate green and red areas follow by monotonicity; within a budget a size's
+    colour is its answer at the rate found.
+    """
+    figure, axes = _figure(7, 5)
+    seen = [(size, met) for size, rate, met in answer.map if rate == answer.rate]
+    wide = max(s.prompt for s, _ in seen) if seen else answer.tried.prompt
+    high = max(max((s.token for s, _ in seen), default=1), answer.tried.token)
+    wide = max(wide, answer.tried.prompt)
+    area = np.full((high, wide), np.nan)
+    for size, met in seen:
+        if met:
+            area[size.token - 1 :, size.prompt - 1 :] = 1
+        else:
+            area[: size.token, : size.prompt] = 0
+    edges = (np.arange(wide + 1) + 0.5, np.arange(high + 1) + 0.5)
+    axes.pcolormesh(*edges, area == 1, cmap=_shade(GOOD), vmin=0, vmax=1)
+    axes.pcolormesh(*edges, area == 0, cmap=_shade(BAD), vmin=0, vmax=1)
+    for met, colour, mark, label in (
+        (True, GOOD, "o", "simulated: meets the SLOs"),
+        (False, BAD, "x", "simulated: does not"),
+    ):
+        points = [s for s, found in seen if found is met]
+        axes.scatter(
+            [s.prompt for s in points], [s.token for s in points], c=colour, marker=mark, s=28, label=label
+        )
+    if answer.size is not None:
+        label = f"optimum {answer.size.prompt}+{answer.size.token}, confirmed"
+        axes.scatter(
+            answer.size.prompt, answer.size.token, marker="*", s=380, c=BEST, edgecolors="k", label=label, zorder=5
+        )  # fmt: skip
+    axes.set(
+        title=f"{answer.design.name}: which sizes serve {answer.rate:g} requests/s?",
+        xlabel=f"prompt machines ({answer.design.prompt})",
+        ylabel=f"token machines ({answer.design.token})",
+        xlim=(0.5, wide + 0.5),
+        ylim=(0.5, high + 0.5),
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _shade(colour: str) -> object:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("shade", [(1, 1, 1, 0), (*_rgb(colour), 0.22)])
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    from matplotlib.colors import to_rgb
+
+    return to_rgb(colour)
+
+
+def slowdowns(result: Result, problem: Problem, name: str) -> Figure:
+    """Distribution of the slowdowns, with a marker at each SLO: the line must pass left of it."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    alone = reference(result, problem.load.reference)
+    measured = {"ttft": result.ttft, "tbt": result.tbt_mean, "e2e": result.e2e}
+    chosen = result.counted(problem.load.warmup)
+    table = problem.load.slo
+    for axes, metric in zip(np.atleast_1d(figure.subplots(1, len(table), sharey=True)), table, strict=True):
+        values = np.sort((measured[metric] / alone[metric])[chosen])
+        values = values[np.isfinite(values)]
+        axes.plot(values, 100 * np.arange(1, len(values) + 1) / max(len(values), 1), c=PROMPT)
+        for percentile, limit in table[metric].items():
+            met = len(values) and np.percentile(values, percentile) <= limit
+            colour = GOOD if met else BAD
+            axes.plot([limit, limit], [0, percentile], c=colour, ls="--", lw=1)
+            axes.scatter(limit, percentile, c=colour, marker="<", s=60, zorder=5)
+            axes.annotate(f"P{percentile} <= {limit:g}", (limit, percentile), (6, -12), textcoords="offset points",
+                          color=colour)  # fmt: skip
+        right = 1.35 * max([*table[metric].values(), *(values[-1:] if len(values) else [])])
+        axes.set(title=NAMES[metric], xlabel="slowdown against alone on the reference", xscale="log",
+                 xlim=(min(0.4, values[0]) if len(values) else 0.4, right * 1.3), ylim=(0, 101))  # fmt: skip
+        axes.set_xticks([t for t in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if t < right])
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("% of requests at most this slow")
+    figure.suptitle(f"{name}: are the SLOs met? (curve above a green marker: met; below a red one: missed)")
+    return figure
+
+
+def comparison(labels: Sequence[str], values: Sequence[float | None], title: str, unit: str) -> Figure:
+    """One bar per design; designs that meet no SLO have none."""
+    figure, axes = _figure(8, 0.6 + 0.5 * len(labels) + 0.6)
+    lengths = [value or 0.0 for value in values]
+    bars = axes.barh(range(len(labels)), lengths, color=PROMPT)
+    for bar, value in zip(bars, values, strict=True):
+        told = "SLOs not met" if value is None else f"{value:g}"
+        axes.annotate(told, (bar.get_width(), bar.get_y() + bar.get_height() / 2), (5, 0),
+                      textcoords="offset points", va="center", color=BAD if value is None else "k")  # fmt: skip
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set(title=title, xlabel=unit)
+    return figure
+
+
+def occupancy(result: Result, name: str) -> Figure:
+    """Share of busy time by number of sequences in the batch, prompt and token machines apart."""
+    figure, axes = _figure(8, 3.6)
+    loads = result.machine_loads()
+    for home, colour in (("prompt", PROMPT), ("token", TOKEN)):
+        group = [load for load in loads if load.home == home]
+        sizes = sorted({size for load in group for size in load.occupancy})
+        if not sizes:
+            continue
+        busy = np.array([load.prompt_seconds + load.mixed_seconds + load.token_seconds for load in group])
+        share = [
+            float(np.dot([load.occupancy.get(s, 0.0) for load in group], busy)) / busy.sum() for s in sizes
+        ]
+        used = np.mean([load.utilisation for load in group])
+        label = f"{len(group)} {home} machines, busy {used:.0%} of the time"
+        axes.step(sizes, 100 * np.cumsum(share), where="post", c=colour, lw=2, label=label)
+    axes.set(title=f"{name}: how full are the batches?", xlabel="sequences in the batch, at most",
+             ylabel="% of busy time", ylim=(0, 102))  # fmt: skip
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def gantt(result: Result, name: str, requests: int = 18) -> Figure:
+    """Some consecutive requests from the middle of the run: queue, prompt, handing over, tokens."""
+    first = max(0, len(result.trace) // 2 - requests // 2)
+    rows = [r for r in range(first, min(len(result.trace), first + requests)) if np.isfinite(result.last[r])]
+    figure, axes = _figure(11, 1.6 + 0.3 * len(rows))
+    zero = min((float(result.trace.arrival[r]) for r in rows), default=0.0)
+    names = [machine.name for machine in result.cluster.machines]
+    for line, r in enumerate(rows):
+        times = [result.trace.arrival[r], result.start[r], result.first[r], result.second[r], result.last[r]]
+        if not np.isfinite(times[3]):
+            times[3] = times[2]
+        parts = (("#c9c9c9", "queued"), (PROMPT, "prompt phase"), ("#8c6bb1", "to second token (KV transfer)"),
+                 (TOKEN, "token phase"))  # fmt: skip
+        for (colour, label), begin, end in zip(parts, times, times[1:], strict=False):
+            axes.barh(line, end - begin, left=begin - zero, color=colour, label=None if line else label)
+        p, t = names[result.prompt_machine[r]], names[result.token_machine[r]]
+        where = p if p == t else f"{p} then {t}"
+        axes.annotate(
+            where, (times[4] - zero, line), (5, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axes.set_yticks(range(len(rows)), [f"#{r} ({result.trace.prompt_tokens[r]} in, "
+                                       f"{result.trace.output_tokens[r]} out)" for r in rows], fontsize=8)  # fmt: skip
+    axes.invert_yaxis()
+    axes.margins(x=0.16)
+    axes.set_xlim(left=0)
+    axes.set(title=f"{name}: where the time of {len(rows)} consecutive requests goes", xlabel="seconds")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return figure
