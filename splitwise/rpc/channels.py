@@ -7,6 +7,9 @@ oversized prompt meets our error and not the transport's, and TLS where it is se
 
 from __future__ import annotations
 
+import ssl
+import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -96,23 +99,26 @@ class RpcServer:
     async def start(self) -> Address:
         """Listen and serve; returns the address with the port that was bound.
 
-        Raises `ListenError` when the address cannot be listened on.
+        Raises `ListenError` when the address cannot be listened on, and `ConfigError` for bad TLS files.
         """
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
         await self.set_serving(False)
+        credentials = _server_credentials(self._tls) if self._tls else None
         try:
             port = (
-                self.grpc.add_secure_port(str(self._address), _server_credentials(self._tls))
-                if self._tls
+                self.grpc.add_secure_port(str(self._address), credentials)
+                if credentials
                 else self.grpc.add_insecure_port(str(self._address))
             )
         except RuntimeError:
             raise ListenError(
                 f"listen: cannot listen on {self._address}: in use, or not this host's"
             ) from None
-        if self._tls is None and not self._address.is_loopback:
+        if self._tls is not None:
+            _warn_of_open_key(self._tls)
+        elif not self._address.is_loopback:
             get_logger().warning("rpc.plaintext", listen=str(self._address), remedy="set the tls section")
         await self.grpc.start()
         return self._address.with_port(port)
@@ -139,21 +145,39 @@ def _channel_options(tls: TlsSettings | None, role: Role | None) -> Options:
 
 
 def _channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        root_certificates=_pem("ca", tls.ca),
-        private_key=_pem("key", tls.key),
-        certificate_chain=_pem("certificate", tls.certificate),
-    )
+    ca, certificate, key = _pems(tls)
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=certificate)
 
 
 def _server_credentials(tls: TlsSettings) -> grpc.ServerCredentials:
-    pair = (_pem("key", tls.key), _pem("certificate", tls.certificate))
-    return grpc.ssl_server_credentials([pair], root_certificates=_pem("ca", tls.ca), require_client_auth=True)
+    ca, certificate, key = _pems(tls)
+    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca, require_client_auth=True)
 
 
-def _pem(field: str, path: Path | None) -> bytes:
-    if path is None:
-        raise ConfigError(f"tls.{field}: needed for TLS")
+def _pems(tls: TlsSettings) -> tuple[bytes, bytes, bytes]:
+    """Read CA, certificate and key; raises `ConfigError` for what gRPC would refuse without a reason."""
+    if tls.ca is None or tls.certificate is None or tls.key is None:
+        raise ConfigError("tls: ca, certificate and key are all needed")
+    ca, certificate, key = _pem("ca", tls.ca), _pem("certificate", tls.certificate), _pem("key", tls.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(tls.ca)
+    except ssl.SSLError:
+        raise ConfigError(f"tls.ca: {tls.ca} holds no certificate that can be read") from None
+    try:
+        # An empty password, so that an encrypted key is refused and not asked for on the terminal.
+        context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
+    except ssl.SSLError as error:
+        why = (
+            "they do not belong together"
+            if error.reason == "KEY_VALUES_MISMATCH"
+            else "one cannot be read, or the key needs a password, which is not supported"
+        )
+        raise ConfigError(f"tls.certificate, tls.key: {tls.certificate} and {tls.key}: {why}") from None
+    return ca, certificate, key
+
+
+def _pem(field: str, path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -161,3 +185,12 @@ def _pem(field: str, path: Path | None) -> bytes:
     if b"-----BEGIN " not in content:
         raise ConfigError(f"tls.{field}: {path} is not a PEM file")
     return content
+
+
+def _warn_of_open_key(tls: TlsSettings) -> None:
+    """Say when others of this host can read the key that proves who this process is."""
+    if tls.key is None:
+        return
+    with suppress(OSError):  # reading it says what is wrong
+        if tls.key.stat().st_mode & stat.S_IROTH:
+            get_logger().warning("rpc.key_open", file=str(tls.key), remedy="chmod o-r, and a new key")

@@ -67,10 +67,8 @@ def allowed_roles(method: str) -> frozenset[Role]:
 
 def peer_roles(context: Context) -> frozenset[Role]:
     """Return the roles in the caller's certificate."""
-    names = {
-        name.decode("ascii", "replace")
-        for name in context.auth_context().get("x509_subject_alternative_name", ())
-    }
+    # Only DNS names: a URI or an address in the certificate that reads the same is none.
+    names = {name.decode("ascii", "replace") for name in context.auth_context().get("peer_dns", ())}
     return frozenset(role for role in Role if server_name(role) in names)
 
 

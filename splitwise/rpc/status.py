@@ -42,12 +42,26 @@ CODES: dict[type[errors.RemoteError], grpc.StatusCode] = {
     exception: code for code, exception in reversed(EXCEPTIONS.items())
 }
 
+# What gRPC says of a connection that was not made, and what it means where TLS is set. A server
+# that refuses a caller's certificate tells nothing (TLS 1.3): the caller sees only the end.
+NOT_CONNECTED = "failed to connect"
+REMEDIES: dict[str, str] = {
+    "Hostname Verification Check failed": "the peer's certificate is for another role",
+    "CERTIFICATE_VERIFY_FAILED": "the peer's certificate does not verify with our tls.ca",
+    "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
+    "Socket closed": "where it has TLS, it takes only certificates of its own tls.ca",
+    "Connection reset by peer": "where it has TLS, it takes only certificates of its own tls.ca",
+}
+
 
 def to_exception(error: grpc.RpcError) -> errors.RemoteError:
     """Return our exception for a failed call, sync or asyncio."""
     call: Any = error  # both kinds of RpcError that are raised are calls as well
     code = call.code() if hasattr(call, "code") else grpc.StatusCode.UNKNOWN
     details = (call.details() if hasattr(call, "details") else "") or str(error)
+    if NOT_CONNECTED in details:
+        means = next((remedy for sign, remedy in REMEDIES.items() if sign in details), "")
+        details += f" ({means}; see docs/security.md)" if means else ""
     metadata = (call.trailing_metadata() if hasattr(call, "trailing_metadata") else ()) or ()
     kind = EXCEPTIONS.get(code, errors.ServerError)
     return kind(details, code=code.name, retry_after=retry_after(metadata))
