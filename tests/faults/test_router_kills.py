@@ -14,20 +14,31 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitwise.rpc.v1 import router_pb2
-from tests.services.router.cluster import Answer, expected, request
+from tests.services.router.cluster import Answer, RouterCluster, expected, request
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tests.services.router.cluster import RouterCluster
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 PAIR = ["1xH100:prompt", "1xH100:token"]
 COUNT = 400
 STREAMS = 8
+SETTINGS = ("--machine-lease-ms", "2000", "--drain-s", "60")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RouterCluster]:
+    """Two nodes are started by the first test: each a daemon, a prompt and a token machine."""
+    cluster = RouterCluster(tmp_path_factory.mktemp("faults"))
+    try:
+        await cluster.start_router(*SETTINGS)
+        yield cluster
+    finally:
+        await cluster.stop()
 
 
 async def serving(cluster: RouterCluster) -> bool:
@@ -179,7 +190,9 @@ async def test_all_machines_lost_under_load_and_back(cluster: RouterCluster) -> 
         for machine in cluster.machines:
             await cluster.signal_machine(machine)
 
-    for answer in await streams_through(cluster, kill_all):
+    answers = await streams_through(cluster, kill_all)
+    assert any(answer.error is not None for answer in answers)
+    for answer in answers:
         assert answer.ids == expected(COUNT + STREAMS)[: len(answer.ids)]
         if answer.error is not None:
             assert answer.error.code() == grpc.StatusCode.UNAVAILABLE
@@ -190,6 +203,21 @@ async def test_all_machines_lost_under_load_and_back(cluster: RouterCluster) -> 
     await cluster.until_serving(4)
     assert (await cluster.ask(request(max_tokens=20))).ids == expected(20)
     await cluster.until_free()
+
+
+async def test_a_killed_router_leaves_nothing_on_the_machines(cluster: RouterCluster) -> None:
+    async def kill(_message: Any) -> None:
+        cluster.router.process.kill()
+        await cluster.router.process.wait()
+
+    for answer in await streams_through(cluster, kill):
+        assert answer.error is not None
+        assert answer.error.code() == grpc.StatusCode.UNAVAILABLE
+        assert answer.ids == expected(COUNT)[: len(answer.ids)]
+    await cluster.restart_router(*SETTINGS)
+    await cluster.until_serving(4)
+    await cluster.until_free()
+    assert (await cluster.ask(request(max_tokens=20))).ids == expected(20)
 
 
 async def test_a_router_that_drains_ends_its_streams_and_exits_cleanly(cluster: RouterCluster) -> None:

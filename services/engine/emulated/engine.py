@@ -83,6 +83,11 @@ class EmulatedEngine:
             max_running=settings.max_running,
             engine=VERSION,
             vocab_size=settings.vocab_size,
+            kv_facts=[
+                f"layers={settings.layers}",
+                f"block_tokens={settings.block_tokens}",
+                f"token_bytes_per_layer={settings.token_bytes_per_layer}",
+            ],
         )
 
     async def run_prompt(self, work: PromptWork) -> AsyncGenerator[TokenOutput, None]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -52,6 +55,19 @@ def request(prompt: Sequence[int] | str = PROMPT, model: str = MODEL, **sampling
     return made
 
 
+def free_address() -> str:
+    """Return an address for what is killed and started again at the same place.
+
+    It is below the ports that the kernel hands out, or an outgoing connection might take it
+    while nobody listens there.
+    """
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+
+
 @dataclass
 class Answer:
     """Everything that one stream brought, also when it failed."""
@@ -86,21 +102,27 @@ class RouterCluster(LiveCluster):
         self._addresses: dict[str, str] = {}
 
     async def start_router(self, *settings: str) -> None:
-        await super().start_router(*settings)
+        await super().start_router("--listen", free_address(), *settings)
         self.address = (await self.router.ready())["address"]
         self.channel = open_channel(Address.parse(self.address))
         self.stub = RouterStub(self.channel)
+
+    async def restart_router(self, *settings: str) -> None:
+        """Start a router where the one that ended was."""
+        await self.channel.close()
+        self.router = Process(self.folder / "router-again.log")
+        await self.start_router("--listen", self.address, *settings)
 
     async def start_daemon(self, node: str) -> None:
         """Start a node's daemon, or start it again where it was."""
         process = Process(self.folder / f"{node}.log")
         await process.start(
             *("-m", "services.kvd", "--node", node, "--socket", str(self.folder / f"{node}.sock")),
-            *("--listen", self._addresses.get(node, "127.0.0.1:0"), "--telemetry.log_format", "json"),
+            *("--listen", self._addresses.setdefault(node, free_address()), "--telemetry.log_format", "json"),
         )
         self.kvds[node] = process
         self._started.append(process)
-        self._addresses[node] = (await process.ready())["address"]
+        await process.ready()
 
     async def start_nodes(self, nodes: dict[str, list[str]], **by_node: dict[str, Any]) -> None:
         """Start ``{"a": ["1xH100:prompt", ...]}``; `by_node` changes engine options of a node."""
@@ -129,6 +151,19 @@ class RouterCluster(LiveCluster):
 
     async def until_serving(self, count: int) -> None:
         await self.until_cluster(lambda c: sum(m.state == "serving" for m in c.machines) == count)
+
+    async def start_machine(self, node: str, name: str, home: str, **engine: Any) -> Process:
+        """Start one more machine, whether or not the router will take it."""
+        options = json.dumps({**ENGINE, **engine})
+        process = Process(self.folder / f"{name}.log")
+        self._started.append(process)
+        await process.start(
+            *("-m", f"services.{home}", "--id", name, "--listen", "127.0.0.1:0", "--node", node),
+            *("--routers", json.dumps([self.address]), "--kvd_address", self._addresses[node]),
+            *("--kvd_socket", str(self.folder / f"{node}.sock"), "--telemetry.log_format", "json"),
+            *("--engine.kind", "emulated", "--engine.options", options),
+        )
+        return process
 
     async def describe(self) -> Any:
         return await self.stub.DescribeCluster(router_pb2.DescribeClusterRequest())
