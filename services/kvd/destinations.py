@@ -379,7 +379,7 @@ class Destinations:
         for side in self._ledger:
             if side.engine is engine and side.grant_sent:
                 actions = side.transfer.fenced()
-                if actions and side.transfer.state is TransferState.FAILED:
+                if actions:  # also when its revoke had no answer: it may have slept
                     self._node.spawn(self._withdraw(side, "the memory was fenced against another writer"))
                 self._do(side, actions)
 

@@ -39,6 +39,7 @@ class World:
         self.written: dict[tuple[int, int], int] = {}  # (layer, block of the request): version
         self.memory: dict[tuple[int, int], int] = {}  # the destination's
         self.version = 0
+        self.restarts = 0
         self.next_block = 0
         self.pass_blocks: tuple[int, int] | None = None
         self.pass_layer = 0
@@ -101,7 +102,7 @@ class World:
             elif isinstance(action, dst.Deliver):
                 for layer in range(LAYERS):
                     for block in range(self.cached, self.blocks):
-                        assert self.memory.get((layer, block)) == self.written[layer, block]
+                        assert self.memory.get((layer, block)) == self.written[layer, self.place(block)]
                 self.notices.append(action)
             elif isinstance(action, dst.Fail):
                 assert self.fenced or not self.pushes, "blocks given back with a writer left"
@@ -139,6 +140,10 @@ class World:
     def problem(self) -> str | None:
         return None if self.signalled_bytes == self.target.expected_bytes else "bytes"
 
+    def place(self, block: int) -> int:
+        """The source's id of a block of the request: other ones after each preemption."""
+        return block + 1000 * self.restarts
+
     # ---- what may happen
 
     def deliver(self, which: int) -> None:
@@ -158,9 +163,9 @@ class World:
                 self.epoch, self.pushed_bytes = push.epoch, 0
             self.pushed_bytes += len(push.source_blocks)
             for block, there in zip(push.source_blocks, push.destination_blocks, strict=True):
-                assert there == 100 + block, "misplaced"
-                if not self.fenced:
-                    self.memory[push.layer, block] = self.written.get((push.layer, block), -1)
+                assert there == 100 + block % 1000, "misplaced"
+                if not self.fenced:  # what a preempted prompt gave away holds others' bytes: -1
+                    self.memory[push.layer, block % 1000] = self.written.get((push.layer, block), -1)
         self.do_source(self.source.pushed(self.now))
 
     def expect(self, _: int) -> None:
@@ -179,16 +184,18 @@ class World:
         first, count = self.pass_blocks
         for block in range(first, first + count):
             self.version += 1
-            self.written[self.pass_layer, block] = self.version
+            self.written[self.pass_layer, self.place(block)] = self.version
+        ids = [self.place(block) for block in range(first, first + count)]
         layer, self.pass_layer = self.pass_layer, self.pass_layer + 1
         if self.pass_layer == LAYERS:
             self.pass_blocks, self.next_block = None, first + count
-        self.do_source(self.source.layer_written(self.now, layer, first, range(first, first + count)))
+        self.do_source(self.source.layer_written(self.now, layer, first, ids))
 
     def preempt(self, amount: int) -> None:
         if self.source.expected and not self.ended and not self.token_known:
             self.next_block = 0
             self.written.clear()
+            self.restarts += 1
             self._begin(1 + amount % self.blocks, restart=True)
 
     def sample(self, _: int) -> None:
