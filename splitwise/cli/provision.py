@@ -144,7 +144,8 @@ def _problem(
     from splitwise.sim.run import Mode
     from splitwise.sim.slo import TABLE_VI
 
-    catalog, own = shipped(), {}
+    catalog = shipped()
+    own: dict[str, Design] = {}
     if file is not None:
         catalog, own = load_designs(file, catalog)
     found: list[Design] = []

@@ -58,7 +58,8 @@ def workload(name: str) -> Trace:
 
 def _draw(quantiles: Sequence[int], rng: np.random.Generator) -> NDArray[np.int32]:
     ranks = rng.permutation((np.arange(SAMPLES) + 0.5) / SAMPLES)
-    return np.rint(np.exp(np.interp(ranks, _AT, np.log(quantiles)))).astype(np.int32)
+    sizes: NDArray[np.int32] = np.rint(np.exp(np.interp(ranks, _AT, np.log(quantiles)))).astype(np.int32)
+    return sizes
 
 
 def capped(catalog: Catalog, hardware: str, cap: float) -> tuple[Catalog, str]:

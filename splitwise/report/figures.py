@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
 
     from splitwise.provision.probe import Problem
     from splitwise.provision.search import Answer
@@ -65,8 +67,15 @@ def design_map(answer: Answer) -> Figure:
     if answer.size is not None:
         label = f"optimum {answer.size.prompt}+{answer.size.token}, confirmed"
         axes.scatter(
-            answer.size.prompt, answer.size.token, marker="*", s=380, c=BEST, edgecolors="k", label=label, zorder=5
-        )  # fmt: skip
+            answer.size.prompt,
+            answer.size.token,
+            marker="*",
+            s=380,
+            c=BEST,
+            edgecolors="k",
+            label=label,
+            zorder=5,
+        )
     axes.set(
         title=f"{answer.design.name}: which sizes serve {answer.rate:g} requests/s?",
         xlabel=f"prompt machines ({answer.design.prompt})",
@@ -80,16 +89,9 @@ def design_map(answer: Answer) -> Figure:
     return figure
 
 
-def _shade(colour: str) -> object:
-    from matplotlib.colors import LinearSegmentedColormap
+def _shade(colour: str) -> Colormap:
 
-    return LinearSegmentedColormap.from_list("shade", [(1, 1, 1, 0), (*_rgb(colour), 0.22)])
-
-
-def _rgb(colour: str) -> tuple[float, float, float]:
-    from matplotlib.colors import to_rgb
-
-    return to_rgb(colour)
+    return LinearSegmentedColormap.from_list("shade", [(1, 1, 1, 0), (*to_rgb(colour), 0.22)])
 
 
 def slowdowns(result: Result, problem: Problem, name: str) -> Figure:
@@ -108,11 +110,21 @@ def slowdowns(result: Result, problem: Problem, name: str) -> Figure:
             colour = GOOD if met else BAD
             axes.plot([limit, limit], [0, percentile], c=colour, ls="--", lw=1)
             axes.scatter(limit, percentile, c=colour, marker="<", s=60, zorder=5)
-            axes.annotate(f"P{percentile} <= {limit:g}", (limit, percentile), (6, -12), textcoords="offset points",
-                          color=colour)  # fmt: skip
+            axes.annotate(
+                f"P{percentile} <= {limit:g}",
+                (limit, percentile),
+                (6, -12),
+                textcoords="offset points",
+                color=colour,
+            )
         right = 1.35 * max([*table[metric].values(), *(values[-1:] if len(values) else [])])
-        axes.set(title=NAMES[metric], xlabel="slowdown against alone on the reference", xscale="log",
-                 xlim=(min(0.4, values[0]) if len(values) else 0.4, right * 1.3), ylim=(0, 101))  # fmt: skip
+        axes.set(
+            title=NAMES[metric],
+            xlabel="slowdown against alone on the reference",
+            xscale="log",
+            xlim=(min(0.4, values[0]) if len(values) else 0.4, right * 1.3),
+            ylim=(0, 101),
+        )
         axes.set_xticks([t for t in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if t < right])
         axes.minorticks_off()
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
@@ -129,8 +141,14 @@ def comparison(labels: Sequence[str], values: Sequence[float | None], title: str
     bars = axes.barh(range(len(labels)), lengths, color=PROMPT)
     for bar, value in zip(bars, values, strict=True):
         told = "SLOs not met" if value is None else f"{value:g}"
-        axes.annotate(told, (bar.get_width(), bar.get_y() + bar.get_height() / 2), (5, 0),
-                      textcoords="offset points", va="center", color=BAD if value is None else "k")  # fmt: skip
+        axes.annotate(
+            told,
+            (bar.get_width(), bar.get_y() + bar.get_height() / 2),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            color=BAD if value is None else "k",
+        )
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.margins(x=0.15)
@@ -154,8 +172,12 @@ def occupancy(result: Result, name: str) -> Figure:
         used = np.mean([load.utilisation for load in group])
         label = f"{len(group)} {home} machines, busy {used:.0%} of the time"
         axes.step(sizes, 100 * np.cumsum(share), where="post", c=colour, lw=2, label=label)
-    axes.set(title=f"{name}: how full are the batches?", xlabel="sequences in the batch, at most",
-             ylabel="% of busy time", ylim=(0, 102))  # fmt: skip
+    axes.set(
+        title=f"{name}: how full are the batches?",
+        xlabel="sequences in the batch, at most",
+        ylabel="% of busy time",
+        ylim=(0, 102),
+    )
     axes.set_xlim(left=0)
     axes.legend(frameon=False, loc="lower right")
     return figure
@@ -168,24 +190,34 @@ def gantt(result: Result, name: str, requests: int = 18) -> Figure:
     figure, axes = _figure(11, 1.6 + 0.3 * len(rows))
     zero = min((float(result.trace.arrival[r]) for r in rows), default=0.0)
     names = [machine.name for machine in result.cluster.machines]
+    ends = [float(result.last[r]) - zero for r in rows]
+    right = min(max(ends, default=1.0), 3 * float(np.median(ends)) if ends else 1.0)  # long ones are cut
     for line, r in enumerate(rows):
         times = [result.trace.arrival[r], result.start[r], result.first[r], result.second[r], result.last[r]]
         if not np.isfinite(times[3]):
             times[3] = times[2]
-        parts = (("#c9c9c9", "queued"), (PROMPT, "prompt phase"), ("#8c6bb1", "to second token (KV transfer)"),
-                 (TOKEN, "token phase"))  # fmt: skip
+        parts = (
+            ("#c9c9c9", "queued"),
+            (PROMPT, "prompt phase"),
+            ("#8c6bb1", "to second token (KV transfer)"),
+            (TOKEN, "token phase"),
+        )
         for (colour, label), begin, end in zip(parts, times, times[1:], strict=False):
             axes.barh(line, end - begin, left=begin - zero, color=colour, label=None if line else label)
         p, t = names[result.prompt_machine[r]], names[result.token_machine[r]]
         where = p if p == t else f"{p} then {t}"
+        if ends[line] > right:
+            where += f" (until {ends[line]:.0f} s)"
         axes.annotate(
-            where, (times[4] - zero, line), (5, 0), textcoords="offset points", va="center", fontsize=8
+            where, (min(ends[line], right), line), (5, 0), textcoords="offset points", va="center", fontsize=8
         )
-    axes.set_yticks(range(len(rows)), [f"#{r} ({result.trace.prompt_tokens[r]} in, "
-                                       f"{result.trace.output_tokens[r]} out)" for r in rows], fontsize=8)  # fmt: skip
+    axes.set_yticks(
+        range(len(rows)),
+        [f"#{r} ({result.trace.prompt_tokens[r]} in, {result.trace.output_tokens[r]} out)" for r in rows],
+        fontsize=8,
+    )
     axes.invert_yaxis()
-    axes.margins(x=0.16)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, right)
     axes.set(title=f"{name}: where the time of {len(rows)} consecutive requests goes", xlabel="seconds")
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     return figure

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 UNITS = {Budget.COST: "$/h", Budget.POWER: "power units", Budget.MACHINES: "machines"}
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;width:100%}td,th{padding:.35em .7em;border-bottom:1px solid #ddd;text-align:right}
+table{border-collapse:collapse;width:100%}
+td,th{padding:.35em .7em;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child{text-align:left}.best{background:#fff6d6;font-weight:600}.missed{color:#b03a48}
-.advice{font-size:1.25em;background:#eef5fb;padding:.7em 1em;border-radius:6px}svg{max-width:100%;height:auto}"""
+.advice{font-size:1.25em;background:#eef5fb;padding:.7em 1em;border-radius:6px}
+svg{max-width:100%;height:auto}"""
 
 
 def figures(
@@ -96,9 +98,9 @@ def write_report(
     path.write_text(
         f"<!doctype html><meta charset=utf-8><title>Splitwise: which cluster</title><style>{STYLE}</style>"
         f"<h1>Which cluster serves {escape(load.source.name)}?</h1><p class=advice>{escape(advice)}</p>"
-        f"<p>{escape(problem.config.model)}, Poisson arrivals, {load.duration:g} s of trace; optima confirmed "
-        "on twice that with two more seeds. P+T: prompt + token machines.</p><table><tr><th>design<th>size"
-        "<th>SLOs<th>requests/s<th>$/h<th>power units<th>machines<th>tightest SLO<th>margin</tr>"
+        f"<p>{escape(problem.config.model)}, Poisson arrivals, {load.duration:g} s of trace; optima "
+        "confirmed on twice that with two more seeds. P+T: prompt + token machines.</p>"
+        "<table><tr><th>design<th>size<th>SLOs<th>requests/s<th>$/h<th>power units<th>machines<th>tightest SLO<th>margin</tr>"
         f"{rows}</table>" + "".join(f"<figure>{svg}</figure>" for svg in inline),
         encoding="utf-8",
     )
