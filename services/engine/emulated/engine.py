@@ -16,6 +16,7 @@ from services.engine.emulated.sampling import refuse_unserved
 from services.engine.interface import EngineError, EngineLoad, WorkRefusedError
 from services.kvd.client import AttachError, KvdClient
 from splitwise.errors import ConfigError
+from splitwise.kv.geometry import SHARED_FACTS
 from splitwise.perf.catalog import shipped
 from splitwise.perf.model import PerformanceModelError
 from splitwise.rpc.v1.common_pb2 import MachineDescription, MachineIdentity
@@ -83,11 +84,7 @@ class EmulatedEngine:
             max_running=settings.max_running,
             engine=VERSION,
             vocab_size=settings.vocab_size,
-            kv_facts=[
-                f"layers={settings.layers}",
-                f"block_tokens={settings.block_tokens}",
-                f"token_bytes_per_layer={settings.token_bytes_per_layer}",
-            ],
+            kv_facts=[f"{name}={getattr(machine.store.geometry, name)}" for name in SHARED_FACTS],
         )
 
     async def run_prompt(self, work: PromptWork) -> AsyncGenerator[TokenOutput, None]:
