@@ -209,6 +209,13 @@ async def test_every_port_speaks_tls_1_2_or_newer(cluster: TlsCluster):
         writer.close()
 
 
+async def test_the_cluster_itself_was_refused_nothing(cluster: TlsCluster):
+    """Also what a request can do without: the machines' view of their daemons' transfers."""
+    logs = cluster.logs()
+    for event in ("kvd.away", "registration.failed", "transfer.revoke_failed", "peer.lost"):
+        assert f'"{event}"' not in logs
+
+
 async def test_keys_are_in_no_log(cluster: TlsCluster, strangers: Path):
     """Runs last: refused and served calls have been logged by then."""
     logs = cluster.logs()
