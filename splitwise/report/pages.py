@@ -100,7 +100,8 @@ def write_report(
         f"<h1>Which cluster serves {escape(load.source.name)}?</h1><p class=advice>{escape(advice)}</p>"
         f"<p>{escape(problem.config.model)}, Poisson arrivals, {load.duration:g} s of trace; optima "
         "confirmed on twice that with two more seeds. P+T: prompt + token machines.</p>"
-        "<table><tr><th>design<th>size<th>SLOs<th>requests/s<th>$/h<th>power units<th>machines<th>tightest SLO<th>margin</tr>"
+        "<table><tr><th>design<th>size<th>SLOs<th>requests/s<th>$/h<th>power units<th>machines"
+        "<th>tightest SLO<th>margin</tr>"
         f"{rows}</table>" + "".join(f"<figure>{svg}</figure>" for svg in inline),
         encoding="utf-8",
     )
