@@ -34,6 +34,7 @@ KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 # Half of the interval at which clients ping, so that jitter never strikes.
 PING_ALLOWED_MS = KEEPALIVE_MS // 2
+MAX_PENDING_CALLS = 65_536
 
 Options = list[tuple[str, int | str]]
 
@@ -48,6 +49,11 @@ SHARED_OPTIONS: Options = [
 SERVER_OPTIONS: Options = [
     *SHARED_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", PING_ALLOWED_MS),
+    # Calls beyond grpc's own bounds (1,000 and 3,000, or 30 s unread) end CANCELLED without a word;
+    # a flood is to reach our bounded queue, which answers RESOURCE_EXHAUSTED with a delay.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
+    ("grpc.server_max_unrequested_time_in_server", 600),
     ("grpc.so_reuseport", 0),  # a second process on the port fails instead of taking half the calls
 ]
 CHANNEL_OPTIONS: Options = [
