@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from splitwise.client import AsyncClient
-from splitwise.config import Address
+from splitwise.config import Address, load_settings
 from splitwise.errors import ConfigError, ExitCode, RemoteError, SplitwiseError
 from splitwise.launch.plan import ClusterOptions, ProcessSpec, environment, plan_cluster
 from splitwise.launch.process import ManagedProcess, State
@@ -146,7 +146,8 @@ class Supervisor:
 
     async def _wait_serving(self) -> None:
         """Wait until the router can serve a model: its machines have registered."""
-        async with AsyncClient(self.router) as client:
+        tls = load_settings(file=self._options.config).settings.tls
+        async with AsyncClient(self.router, tls=tls) as client:
             end = time.monotonic() + SERVING_TIMEOUT_S
             while time.monotonic() < end:
                 try:
