@@ -161,14 +161,17 @@ async def test_a_certificate_opens_only_its_roles_methods(cluster: TlsCluster):
         ("machine", run_prompt, "router"),
         ("kvd", run_token, "router"),
     ):
-        async with open_channel(address, tls=cluster.tls(name), role=role) as channel:
-            call = getattr(stub(channel), method)
-            sent = iter(request) if isinstance(request, list) else request
-            code, message = await cluster.refusal(call(sent, timeout=CALL_S))
+        for _ in range(3):  # a connection may break on a loaded host; no attempt may be answered
+            async with open_channel(address, tls=cluster.tls(name), role=role) as channel:
+                call = getattr(stub(channel), method)
+                sent = iter(request) if isinstance(request, list) else request
+                code, message = await cluster.refusal(call(sent, timeout=CALL_S))
+            if code is not Code.UNAVAILABLE:
+                break
         assert (code, message.partition(": ")[2]) == (
             Code.PERMISSION_DENIED,
             f"the certificate is for {name}; needs {needs}",
-        ), (name, method)
+        ), (name, method, code, message)
     async with router(cluster, cluster.tls("client")) as channel:
         state = await RouterStub(channel).DescribeCluster(router_pb2.DescribeClusterRequest(), timeout=CALL_S)
     assert {m.description.identity.machine_id for m in state.machines} == {"prompt-0", "token-0"}
