@@ -3,6 +3,7 @@
 #
 #   scripts/make_certificates.sh FOLDER                        all five roles
 #   scripts/make_certificates.sh FOLDER machine=gpu-1 kvd=gpu-1-kvd   one for each process, as ROLE=NAME
+#   scripts/make_certificates.sh FOLDER router+machine+kvd+operator=host   several roles, for one host
 #
 # Writes ca.pem and ca.key once, and NAME.pem with NAME.key for each certificate that is not
 # there yet; to renew one, delete its two files. DAYS sets how long a new one holds (default
@@ -24,7 +25,10 @@ shift
 
 for word in "$@"; do # all are checked before anything is written
   role="${word%%=*}" name="${word#*=}"
-  [[ " $roles " == *" $role "* ]] || fail "$word: no role '$role'; known: $roles"
+  [[ "$role" != *+* || "$word" == *=* ]] || fail "$word: several roles need a name, as in $word=host"
+  while read -r part; do
+    [[ " $roles " == *" $part "* ]] || fail "$word: no role '$part'; known: $roles"
+  done <<< "${role//+/$'\n'}"
   [[ "$name" =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$ ]] || fail "$word: a name has letters, digits, . _ and -, at most 64"
   [ "$name" != ca ] || fail "$word: ca is the name of the CA's own files"
 done
@@ -82,7 +86,7 @@ CN = $name
 basicConstraints = critical, CA:FALSE
 keyUsage = critical, digitalSignature
 extendedKeyUsage = $usage
-subjectAltName = DNS:$role.splitwise
+subjectAltName = DNS:${role//+/.splitwise, DNS:}.splitwise
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
 END

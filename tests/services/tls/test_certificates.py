@@ -114,6 +114,8 @@ def test_a_second_run_keeps_what_is_there_and_adds(tmp_path: Path):
         (["router", "boss"], "boss: no role 'boss'; known: router machine"),
         (["router", "machine=../x"], "machine=../x: a name has letters"),
         (["machine=ca"], "ca is the name of the CA's own files"),
+        (["router+boss=x"], "no role 'boss'"),
+        (["router+kvd"], "several roles need a name, as in router+kvd=host"),
         (["machine="], "machine=: a name has letters"),
         ([""], "no role ''"),
     ],
@@ -181,7 +183,9 @@ async def test_only_the_exact_dns_name_is_a_role(made: Path, name: str, extensio
 
 
 async def test_one_certificate_may_have_several_roles(made: Path):
-    both = sign(made, "both", "subjectAltName=DNS:router.splitwise,DNS:operator.splitwise")
+    run = make_certificates(made, "router+operator=both")
+    assert run.returncode == 0, run.stderr
+    both = tls_of(made, "both")
     await list_models(both, both)
 
 
