@@ -97,6 +97,8 @@ class VllmEngine:
         """Stop the engine core, which gives its KV memory back, and remove the engine's folder."""
         llm, self._llm = self._llm, None
         if llm is not None:
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # or it reports the core's end as a failure
             await asyncio.to_thread(llm.shutdown)
         if self._hotline is not None:
             await self._hotline.close()

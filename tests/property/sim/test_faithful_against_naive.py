@@ -129,6 +129,7 @@ many = settings(max_examples=50, deadline=None, suppress_health_check=[HealthChe
 seeds = st.integers(0, 2**32 - 1)
 
 
+@pytest.mark.slow
 @many
 @given(seeds)
 def test_equal_on_random_clusters(seed: int) -> None:

@@ -30,7 +30,8 @@ class EngineProcess:
             name = command["name"]
             self.tasks[name] = asyncio.create_task(self.work(what, **command))
         elif what == "cancel":
-            self.tasks[command["name"]].cancel()
+            # After the task's first step: one that never ran would have nobody to tell of its end.
+            asyncio.get_running_loop().call_soon(self.tasks[command["name"]].cancel)
         elif what == "load":
             load = self.engine.load()
             tell(

@@ -33,6 +33,7 @@ def cluster(prompts: int, tokens: int, **more: object) -> Cluster:
     return build_cluster(SimulationConfig.model_validate({**settings, **more}), shipped())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "prompts", "tokens"),
     [("bh40_bloom_conv_70rps_2min", 40, 0), ("hh25p15t_bloom_code_70rps_2min", 25, 15)],
