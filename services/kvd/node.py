@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TICK_S = 0.2
 ABANDON_TRIES = 3
 ABANDON_TIMEOUT_S = 2.0
+MAX_UNREAD_REPORTS = 16_384
 LAYERWISE_TOKENS = 512
 """Prompts from this length on are pushed layer by layer when the engine names no mode
 (Splitwise paper, section V-B: the break-even on H100)."""
@@ -147,7 +148,7 @@ class Node:
 
     def watch(self, engine_id: str) -> asyncio.Queue[pb.TransferReport]:
         """Return a queue of every report on an engine's transfers from now on; see `unwatch`."""
-        queue: asyncio.Queue[pb.TransferReport] = asyncio.Queue()
+        queue: asyncio.Queue[pb.TransferReport] = asyncio.Queue(MAX_UNREAD_REPORTS)
         self._watchers.setdefault(engine_id, []).append(queue)
         return queue
 
@@ -170,6 +171,8 @@ class Node:
             bytes=report.stats.bytes,
         )
         for queue in self._watchers.get(engine_id, []):
+            if queue.full():
+                queue.get_nowait()  # a watcher that does not read loses the oldest
             queue.put_nowait(report)
 
     # ---- engines

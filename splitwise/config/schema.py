@@ -88,7 +88,7 @@ class RouterSettings(Section):
     machines: Addresses = ()
     """Machines to connect to that do not register by themselves."""
     policy: str = "jsq"
-    """How machines are chosen (see docs/scheduling.md)."""
+    """How machines are chosen (see docs/scheduler.md)."""
     queue_limit: int = Field(default=4096, ge=0)
     """Requests that may wait for an assignment; beyond it RESOURCE_EXHAUSTED."""
     serialized_below_tokens: int = Field(default=512, ge=0)
@@ -121,7 +121,7 @@ class RouterSettings(Section):
 
 
 class EngineSettings(Section):
-    """What computes. `options` go to the engine as they are (see docs/engines.md)."""
+    """What computes. `options` go to the engine as they are (see docs/engine-vllm.md)."""
 
     kind: EngineKind = EngineKind.VLLM
     """Which engine: vllm (a real model) or emulated (no model, the same time and bytes)."""

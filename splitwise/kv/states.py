@@ -13,7 +13,7 @@ destination. That is why each side has one state between "it is over" and "it ha
 The source's way is PLANNED → GRANTED → PUSHING → FLUSHED → SIGNALLED → DONE; the
 destination's PLANNED → GRANTED → SIGNALLED → DONE. Either may end CANCELLED, FAILED or
 EXPIRED instead. A (state, input) pair that is not in the table is out of place: nothing
-changes, and the input is counted.
+changes.
 """
 
 from __future__ import annotations
