@@ -94,7 +94,7 @@ class RouterSettings(Section):
     serialized_below_tokens: int = Field(default=512, ge=0)
     """Prompts shorter than this push their KV cache after the prompt, others layer by layer
     (512 on H100, Splitwise paper section IV-C)."""
-    restart_limit: int = Field(default=3, ge=0)
+    restart_limit: int = Field(default=5, ge=0)
     """How often one request may be started again after failures."""
     load_report_ms: int = Field(default=200, ge=10)
     """How often machines report their queues."""

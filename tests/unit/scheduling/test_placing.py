@@ -331,6 +331,15 @@ def test_when_every_machine_rests_requests_wait_for_the_tick() -> None:
     assert one(talk.tick(1.5), Assign).attempt == 2
 
 
+def test_a_second_failed_transfer_rests_both_sides_and_the_request_waits() -> None:
+    talk = Talk("p1 t1", backoff=1.0)
+    talk.assigned("a")
+    assert one(talk.fail("a", Phase.TOKEN, FailureCause.TRANSFER), Assign).attempt == 2
+    decided = talk.fail("a", Phase.TOKEN, FailureCause.TRANSFER, 2)
+    assert one(decided, Enqueue).request_id == "a"
+    assert one(talk.tick(1.5), Assign).attempt == 3
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("policy", "best"), ("queue_tokens", 0), ("max_attempts", 0), ("max_queued", -1), ("borrow_hold", -0.1),
