@@ -125,7 +125,7 @@ class ManagedProcess:
         reading = asyncio.create_task(self._read(read_end))
         await _exited(process.pid)
         code = process.wait()
-        await _kill_family(process.pid, ())
+        await _kill_family(process.pid, _group(process.pid))
         await asyncio.wait([reading], timeout=LAST_LINES_S)
         reading.cancel()
         self.exit_code = code
@@ -196,6 +196,16 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.Error:
         return []
+
+
+def _group(leader: int) -> list[psutil.Process]:
+    """Return what is left of a dead process's group."""
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(process.pid) == leader and process.pid != leader:
+                left.append(process)
+    return left
 
 
 async def _kill_family(leader: int, family: Sequence[psutil.Process]) -> None:

@@ -39,6 +39,7 @@ OUTPUT = 24
 def cluster(model: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """Yield the router's address and the pid of `up`."""
     log = tmp_path_factory.mktemp("up") / "log"
+    shared = set(os.listdir("/dev/shm"))
     options = ["dtype=float32", "max_model_len=4224", "max_batch_tokens=512"]
     arguments = [word for option in options for word in ("--engine-option", option)]
     with log.open("wb") as file:
@@ -59,6 +60,7 @@ def cluster(model: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Ite
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0
         assert not psutil.wait_procs(family, timeout=10)[1], "processes outlived `up`"
+        assert set(os.listdir("/dev/shm")) <= shared, "shared memory outlived `up` or a killed machine"
     finally:
         up.kill()
         up.wait()
