@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -33,13 +34,14 @@ TEXTS = [
     "e\u0301a\u0300o\u0302 combining marks, नमस्ते दुनिया, and tabs\t\tend",
 ]
 OUTPUT = 24
+SHARED = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
 def cluster(model: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """Yield the router's address and the pid of `up`."""
     log = tmp_path_factory.mktemp("up") / "log"
-    shared = set(os.listdir("/dev/shm"))
+    shared = set(SHARED.iterdir())
     options = ["dtype=float32", "max_model_len=4224", "max_batch_tokens=512"]
     arguments = [word for option in options for word in ("--engine-option", option)]
     with log.open("wb") as file:
@@ -60,7 +62,7 @@ def cluster(model: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Ite
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0
         assert not psutil.wait_procs(family, timeout=10)[1], "processes outlived `up`"
-        assert set(os.listdir("/dev/shm")) <= shared, "shared memory outlived `up` or a killed machine"
+        assert set(SHARED.iterdir()) <= shared, "shared memory outlived `up` or a killed machine"
     finally:
         up.kill()
         up.wait()
