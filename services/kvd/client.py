@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Literal
 from services.kvd.link import Link, LinkLostError
 from services.kvd.notices import Failed, Notice, Received, Released, notice_of
 from splitwise.kv.identity import TransferKey, transfer_key
-from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_UNSPECIFIED, TransferMode, TransferRef
+from splitwise.rpc.v1.common_pb2 import TransferMode, TransferRef
 from splitwise.rpc.v1.kvd_pb2 import (
     TRANSFER_FAILURE_PEER_LOST,
     Attach,
@@ -200,7 +200,7 @@ class KvdClient:
         self,
         transfer: TransferLike,
         prompt_tokens: int,
-        mode: TransferMode.ValueType = TRANSFER_MODE_UNSPECIFIED,
+        mode: TransferMode.ValueType,
         lease_ms: int = 60_000,
     ) -> None:
         """Announce a transfer whose request is in the engine; must precede its first push plan.

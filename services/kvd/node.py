@@ -30,9 +30,6 @@ TICK_S = 0.2
 ABANDON_TRIES = 3
 ABANDON_TIMEOUT_S = 2.0
 MAX_UNREAD_REPORTS = 16_384
-LAYERWISE_TOKENS = 512
-"""Prompts from this length on are pushed layer by layer when the engine names no mode
-(Splitwise paper, section V-B: the break-even on H100)."""
 
 
 class Node:
@@ -44,7 +41,6 @@ class Node:
     def __init__(self, settings: KvdSettings, tls: TlsSettings) -> None:
         """Raises `UcxError` when UCX cannot be had as the settings say."""
         self.settings = settings
-        self.layerwise_tokens = LAYERWISE_TOKENS
         self.incarnation = time.time_ns()
         self.address = ""
         self.counters = Counters()

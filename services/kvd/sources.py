@@ -101,7 +101,9 @@ class Sources:
     # ---- from the engine
 
     def expect(self, engine: Engine, message: pb.Expect, key: TransferKey) -> None:
-        """An engine announces a transfer."""
+        """An engine announces a transfer; raises ValueError for one that does not say how to push."""
+        if message.mode not in (TRANSFER_MODE_LAYERWISE, TRANSFER_MODE_SERIALIZED):
+            raise ValueError(f"expect {key}: mode {message.mode} is neither serialized nor layer-wise")
         side = self._ledger.get(key)
         if side is not None and not side.transfer.expected and side.engine is engine:
             pass  # the grant came first
@@ -112,10 +114,8 @@ class Sources:
                 self._node.counters.reject(error.cause.value)
                 engine.tell(_released(key, delivered=False, message=str(error)))
                 return
-        layerwise = message.mode == TRANSFER_MODE_LAYERWISE or (
-            message.mode != TRANSFER_MODE_SERIALIZED and message.prompt_tokens >= self._node.layerwise_tokens
-        )
-        side.stats.mode = TRANSFER_MODE_LAYERWISE if layerwise else TRANSFER_MODE_SERIALIZED
+        side.stats.mode = message.mode
+        layerwise = message.mode == TRANSFER_MODE_LAYERWISE
         self._do(side, side.transfer.expect(layerwise=layerwise, lease=message.lease_ms / 1e3))
 
     def plan(self, engine: Engine, plan: pb.PushPlan) -> None:

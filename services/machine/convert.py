@@ -8,6 +8,7 @@ from services.engine.interface import PromptWork, TokenWork, Transfer, WorkKey
 from splitwise.rpc.v1.common_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
+    TRANSFER_MODE_UNSPECIFIED,
     FinishReason,
     TokenAlternative,
     TokenLogprob,
@@ -48,6 +49,8 @@ def transfer_of(ref: TransferRef) -> Transfer:
 def prompt_work(start: StartPrompt) -> PromptWork:
     """Read a StartPrompt; raises `ValueError`."""
     transfer = transfer_of(start.transfer) if start.HasField("transfer") else None
+    if transfer is not None and start.mode == TRANSFER_MODE_UNSPECIFIED:
+        raise ValueError("mode: needed with a transfer; the router decides it by the prompt's length")
     return PromptWork(
         key=work_key(start.work),
         token_ids=_prompt(start.token_ids),

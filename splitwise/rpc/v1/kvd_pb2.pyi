@@ -258,6 +258,7 @@ class Expect(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     mode: _common_pb2.TransferMode.ValueType
+    """as the router decided; unspecified breaks the session"""
     lease_ms: _builtins.int
     """the engine's blocks may be kept so long after the prompt"""
     @_builtins.property

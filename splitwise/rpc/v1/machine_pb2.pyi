@@ -165,6 +165,7 @@ class StartPrompt(_message.Message):
     DESTINATION_MACHINE_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     mode: _common_pb2.TransferMode.ValueType
+    """needed with a transfer: the router's choice, which the daemons follow"""
     destination_machine: _builtins.str
     """for logs; the destination's daemon sends the grant"""
     lease_ms: _builtins.int

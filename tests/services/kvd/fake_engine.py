@@ -57,6 +57,13 @@ class FakeEngine:
         if attach:
             self.client.attach(self.geometry, self.memory, timeout=PATIENCE)
 
+    def until_attached(self) -> None:
+        """Wait until a daemon serves this engine again."""
+        deadline = time.monotonic() + PATIENCE
+        while (failure := self.client.failure()) is not None:
+            assert time.monotonic() < deadline, failure
+            time.sleep(0.01)
+
     def close(self) -> None:
         self.client.close()
         with contextlib.suppress(BufferError):

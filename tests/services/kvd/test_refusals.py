@@ -10,7 +10,7 @@ import pytest
 
 from services.kvd.client import AttachError, Failed
 from splitwise.rpc.v1 import kvd_pb2 as pb
-from splitwise.rpc.v1.common_pb2 import TransferRef
+from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_UNSPECIFIED, TransferRef
 from tests.services.kvd.fake_engine import FakeEngine, new_key
 
 if TYPE_CHECKING:
@@ -75,6 +75,22 @@ def test_a_prompt_that_does_not_fill_the_grant_fails(daemons: list[DaemonProcess
         failed = token.arrived(key)
         assert f"the prompt has {len(blocks)} blocks, the grant ends at 3" in failed.message
         assert not prompt.released(key).delivered
+
+
+def test_a_transfer_that_does_not_say_how_to_push_ends_its_session(
+    daemons: list[DaemonProcess], engine: Attach
+) -> None:
+    """Nothing but the prompt's command decides it; the engine attaches again and works."""
+    prompt, token = engine(daemons[0]), engine(daemons[1])
+    key = new_key()
+    prompt.expect(key, TRANSFER_MODE_UNSPECIFIED)
+    assert not prompt.released(key).delivered
+    again = new_key()
+    prompt.until_attached()
+    token.reserve(again, [1], at=daemons[0].address, source=prompt.name)
+    prompt.prompt(again, [4])
+    assert prompt.released(again).delivered
+    assert token.arrived(again).first_token == 7
 
 
 def test_messages_about_unknown_transfers_change_nothing(daemons: list[DaemonProcess]) -> None:

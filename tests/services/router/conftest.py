@@ -21,7 +21,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rou
     cluster = RouterCluster(folder)
     pair = ["1xH100:prompt", "1xH100:token"]
     try:
-        await cluster.start_router("--queue-limit", "200", "--request-log", str(folder / "requests.jsonl"))
+        settings = ("--queue-limit", "200", "--serialized-below-tokens", "100")
+        await cluster.start_router(*settings, "--request-log", str(folder / "requests.jsonl"))
         await cluster.start_nodes({"a": pair, "b": pair, "c": pair}, c={"model": "other"})
         yield cluster
     finally:

@@ -46,6 +46,21 @@ async def test_texts_are_those_of_one_engine(cluster: RouterCluster, mode: int) 
     await cluster.until_free()
 
 
+@pytest.mark.parametrize(("length", "mode"), [(99, 1), (100, 2)])
+async def test_one_setting_decides_how_a_prompt_is_pushed(
+    cluster: RouterCluster, length: int, mode: int
+) -> None:
+    """The cluster is started with `serialized_below_tokens` 100; a request may ask for the other way."""
+    prompt = [3, *range(length - 1)]
+    asked = await cluster.ask(request(prompt, max_tokens=4))
+    assert asked.finished.transfer.mode == mode
+    other = request(prompt, max_tokens=4)
+    other.transfer_mode = 3 - mode  # type: ignore[assignment]
+    answer = await cluster.ask(other)
+    assert answer.finished.transfer.mode == 3 - mode
+    assert asked.ids == answer.ids == expected(4, prompt)
+
+
 async def test_stop_strings_across_the_hand_over(cluster: RouterCluster) -> None:
     ids = expected(20)
     text, first, second = text_of(ids), len(text_of(ids[:1])), len(text_of(ids[:2]))
