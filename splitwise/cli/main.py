@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from splitwise.cli import cluster, config, doctor, profile, provision, simulate, talk, trace, up
+from splitwise.cli import cluster, config, doctor, health, profile, provision, simulate, talk, trace, up
 
 app = typer.Typer(
     name="splitwise",
@@ -21,6 +21,7 @@ app.command()(cluster.status)
 app.command()(cluster.explain)
 app.command()(cluster.drain)
 app.add_typer(config.app, name="config")
+app.command()(health.health)
 app.command()(doctor.doctor)
 app.command()(simulate.simulate)
 app.command(help=provision.HELP)(provision.provision)
