@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Certificates for the tls section: a CA, and one certificate for each role or process.
 #
-#   scripts/make_certificates.sh FOLDER                        all five roles
+#   scripts/make_certificates.sh FOLDER                        all six roles
 #   scripts/make_certificates.sh FOLDER machine=gpu-1 kvd=gpu-1-kvd   one for each process, as ROLE=NAME
 #   scripts/make_certificates.sh FOLDER router+machine+kvd+operator=host   several roles, for one host
 #
@@ -12,7 +12,7 @@
 set -euo pipefail
 umask 077
 
-roles="router machine kvd client operator"
+roles="router machine kvd power client operator"
 fail() { echo "make_certificates: $1" >&2; exit "${2:-2}"; }
 
 [ $# -ge 1 ] && [ -n "$1" ] && [ "${1#-}" = "$1" ] || fail "usage: $0 FOLDER [ROLE | ROLE=NAME]..."

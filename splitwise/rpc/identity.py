@@ -35,6 +35,7 @@ class Role(StrEnum):
     ROUTER = "router"
     MACHINE = "machine"
     KVD = "kvd"
+    POWER = "power"
     CLIENT = "client"
     OPERATOR = "operator"
 
@@ -50,6 +51,9 @@ ALLOWED: dict[str, frozenset[Role]] = {
     # A machine whose transfer nobody waits for any more tells its own node's daemon.
     "/splitwise.v1.KvdPeer/Revoke": frozenset({Role.KVD, Role.MACHINE}),
     "/splitwise.v1.Kvd/": frozenset({Role.MACHINE, Role.OPERATOR}),
+    "/splitwise.v1.PowerAgent/": frozenset({Role.MACHINE}),
+    "/splitwise.v1.PowerAgent/Describe": frozenset({Role.OPERATOR}),
+    "/splitwise.v1.PowerAgent/Suspend": frozenset({Role.OPERATOR}),
     "/grpc.": frozenset(Role),  # health and reflection
 }
 

@@ -552,6 +552,7 @@ class LoadReport(_message.Message):
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     POWER_WATTS_FIELD_NUMBER: _builtins.int
+    POWER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """grows by one; an older report is ignored"""
     prompt_requests: _builtins.int
@@ -568,6 +569,10 @@ class LoadReport(_message.Message):
     """since start"""
     power_watts: _builtins.float
     """0: not measured"""
+    @_builtins.property
+    def power(self) -> Global___PowerReport:
+        """unset: no power agent manages its GPUs"""
+
     def __init__(
         self,
         *,
@@ -580,11 +585,73 @@ class LoadReport(_message.Message):
         kv_blocks_total: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         power_watts: _builtins.float = ...,
+        power: Global___PowerReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["power", b"power"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "power_watts", b"power_watts", "preemptions", b"preemptions", "prompt_requests", b"prompt_requests", "prompt_tokens", b"prompt_tokens", "sequence", b"sequence", "token_requests", b"token_requests", "token_waiting", b"token_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "power", b"power", "power_watts", b"power_watts", "preemptions", b"preemptions", "prompt_requests", b"prompt_requests", "prompt_tokens", b"prompt_tokens", "sequence", b"sequence", "token_requests", b"token_requests", "token_waiting", b"token_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
+
+@_typing.final
+class PowerReport(_message.Message):
+    """The power of a machine's GPUs together, as its node's power agent says. Watts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: _builtins.int
+    FLOOR_WATTS_FIELD_NUMBER: _builtins.int
+    PROMPT_WATTS_FIELD_NUMBER: _builtins.int
+    TOKEN_WATTS_FIELD_NUMBER: _builtins.int
+    MIXED_WATTS_FIELD_NUMBER: _builtins.int
+    BORROWED_WATTS_FIELD_NUMBER: _builtins.int
+    WANTED_WATTS_FIELD_NUMBER: _builtins.int
+    REQUESTED_WATTS_FIELD_NUMBER: _builtins.int
+    ENFORCED_WATTS_FIELD_NUMBER: _builtins.int
+    DRAW_WATTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    gpus: _builtins.int
+    floor_watts: _builtins.float
+    """the least that can be set"""
+    prompt_watts: _builtins.float
+    """what they take in each role when there is no budget"""
+    token_watts: _builtins.float
+    mixed_watts: _builtins.float
+    borrowed_watts: _builtins.float
+    """a token machine that runs prompts"""
+    wanted_watts: _builtins.float
+    """the same for what the machine does now"""
+    requested_watts: _builtins.float
+    enforced_watts: _builtins.float
+    """as read back"""
+    draw_watts: _builtins.float
+    reason: _builtins.str
+    """why `requested_watts` is what it is"""
+    problem: _builtins.str
+    """empty: none"""
+    def __init__(
+        self,
+        *,
+        gpus: _builtins.int = ...,
+        floor_watts: _builtins.float = ...,
+        prompt_watts: _builtins.float = ...,
+        token_watts: _builtins.float = ...,
+        mixed_watts: _builtins.float = ...,
+        borrowed_watts: _builtins.float = ...,
+        wanted_watts: _builtins.float = ...,
+        requested_watts: _builtins.float = ...,
+        enforced_watts: _builtins.float = ...,
+        draw_watts: _builtins.float = ...,
+        reason: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrowed_watts", b"borrowed_watts", "draw_watts", b"draw_watts", "enforced_watts", b"enforced_watts", "floor_watts", b"floor_watts", "gpus", b"gpus", "mixed_watts", b"mixed_watts", "problem", b"problem", "prompt_watts", b"prompt_watts", "reason", b"reason", "requested_watts", b"requested_watts", "token_watts", b"token_watts", "wanted_watts", b"wanted_watts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PowerReport: _TypeAlias = PowerReport  # noqa: Y015

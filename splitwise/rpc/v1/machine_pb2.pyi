@@ -130,28 +130,63 @@ class PromptCommand(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    POWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def start(self) -> Global___StartPrompt: ...
     @_builtins.property
     def cancel(self) -> Global___CancelWork: ...
+    @_builtins.property
+    def power(self) -> Global___PowerOrder: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         start: Global___StartPrompt | None = ...,
         cancel: Global___CancelWork | None = ...,
+        power: Global___PowerOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "power", b"power", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "power", b"power", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["hello", "start", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["hello", "start", "cancel", "power"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___PromptCommand: _TypeAlias = PromptCommand  # noqa: Y015
+
+@_typing.final
+class PowerOrder(_message.Message):
+    """Where the machine serves now for this router, and its share of the cluster's power budget;
+    it tells its node's power agent. What several routers say is put together: the pool that
+    caps least, the smallest share.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SHARE_WATTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    pool: _common_pb2.Pool.ValueType
+    share_watts: _builtins.float
+    """all its GPUs together; 0: no budget"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _common_pb2.Pool.ValueType = ...,
+        share_watts: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "reason", b"reason", "share_watts", b"share_watts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PowerOrder: _TypeAlias = PowerOrder  # noqa: Y015
 
 @_typing.final
 class StartPrompt(_message.Message):

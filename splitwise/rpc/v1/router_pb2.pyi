@@ -410,6 +410,7 @@ class ClusterDescription(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    POWER_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     """requests waiting for an assignment"""
     running: _builtins.int
@@ -420,6 +421,8 @@ class ClusterDescription(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelDescription]: ...
     @_builtins.property
     def counters(self) -> Global___RequestCounters: ...
+    @_builtins.property
+    def power(self) -> Global___PowerBudget: ...
     def __init__(
         self,
         *,
@@ -429,14 +432,54 @@ class ClusterDescription(_message.Message):
         running: _builtins.int = ...,
         policy: _builtins.str = ...,
         counters: Global___RequestCounters | None = ...,
+        power: Global___PowerBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "power", b"power"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "machines", b"machines", "models", b"models", "policy", b"policy", "queued", b"queued", "running", b"running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "machines", b"machines", "models", b"models", "policy", b"policy", "power", b"power", "queued", b"queued", "running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterDescription: _TypeAlias = ClusterDescription  # noqa: Y015
+
+@_typing.final
+class PowerBudget(_message.Message):
+    """Watts of all GPUs whose power is managed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUDGET_WATTS_FIELD_NUMBER: _builtins.int
+    REQUESTED_WATTS_FIELD_NUMBER: _builtins.int
+    ENFORCED_WATTS_FIELD_NUMBER: _builtins.int
+    DRAW_WATTS_FIELD_NUMBER: _builtins.int
+    MISSING_WATTS_FIELD_NUMBER: _builtins.int
+    UNMANAGED_FIELD_NUMBER: _builtins.int
+    budget_watts: _builtins.float
+    """0: there is none"""
+    requested_watts: _builtins.float
+    enforced_watts: _builtins.float
+    draw_watts: _builtins.float
+    missing_watts: _builtins.float
+    """by how much the budget is below what the devices can be set to"""
+    unmanaged: _builtins.int
+    """machines without a power agent: outside the budget"""
+    def __init__(
+        self,
+        *,
+        budget_watts: _builtins.float = ...,
+        requested_watts: _builtins.float = ...,
+        enforced_watts: _builtins.float = ...,
+        draw_watts: _builtins.float = ...,
+        missing_watts: _builtins.float = ...,
+        unmanaged: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_watts", b"budget_watts", "draw_watts", b"draw_watts", "enforced_watts", b"enforced_watts", "missing_watts", b"missing_watts", "requested_watts", b"requested_watts", "unmanaged", b"unmanaged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PowerBudget: _TypeAlias = PowerBudget  # noqa: Y015
 
 @_typing.final
 class MachineStatus(_message.Message):
@@ -450,6 +493,8 @@ class MachineStatus(_message.Message):
     PENDING_TOKEN_REQUESTS_FIELD_NUMBER: _builtins.int
     REPORT_AGE_MS_FIELD_NUMBER: _builtins.int
     POOL_REASON_FIELD_NUMBER: _builtins.int
+    POWER_SHARE_WATTS_FIELD_NUMBER: _builtins.int
+    POWER_REASON_FIELD_NUMBER: _builtins.int
     pool: _common_pb2.Pool.ValueType
     """where it serves now"""
     state: _builtins.str
@@ -460,6 +505,10 @@ class MachineStatus(_message.Message):
     report_age_ms: _builtins.int
     pool_reason: _builtins.str
     """why it is in `pool`"""
+    power_share_watts: _builtins.float
+    """of the budget; 0: there is none"""
+    power_reason: _builtins.str
+    """why its share is that"""
     @_builtins.property
     def description(self) -> _common_pb2.MachineDescription: ...
     @_builtins.property
@@ -475,10 +524,12 @@ class MachineStatus(_message.Message):
         pending_token_requests: _builtins.int = ...,
         report_age_ms: _builtins.int = ...,
         pool_reason: _builtins.str = ...,
+        power_share_watts: _builtins.float = ...,
+        power_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "load", b"load", "pending_prompt_tokens", b"pending_prompt_tokens", "pending_token_requests", b"pending_token_requests", "pool", b"pool", "pool_reason", b"pool_reason", "report_age_ms", b"report_age_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "load", b"load", "pending_prompt_tokens", b"pending_prompt_tokens", "pending_token_requests", b"pending_token_requests", "pool", b"pool", "pool_reason", b"pool_reason", "power_reason", b"power_reason", "power_share_watts", b"power_share_watts", "report_age_ms", b"report_age_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

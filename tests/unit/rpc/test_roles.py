@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from splitwise.rpc.identity import ALLOWED, Role, allowed_roles, server_name
-from splitwise.rpc.v1 import kvd_pb2, machine_pb2, router_pb2
+from splitwise.rpc.v1 import kvd_pb2, machine_pb2, power_pb2, router_pb2
 
 METHODS = {
     f"/{service.full_name}/{method.name}"
-    for file in (router_pb2, machine_pb2, kvd_pb2)
+    for file in (router_pb2, machine_pb2, kvd_pb2, power_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
@@ -30,6 +30,10 @@ EXPECTED = {
     "/splitwise.v1.KvdPeer/Abandon": {Role.KVD},
     "/splitwise.v1.Kvd/Describe": {Role.MACHINE, Role.OPERATOR},
     "/splitwise.v1.Kvd/WatchTransfers": {Role.MACHINE, Role.OPERATOR},
+    "/splitwise.v1.PowerAgent/Hold": {Role.MACHINE},
+    "/splitwise.v1.PowerAgent/Release": {Role.MACHINE},
+    "/splitwise.v1.PowerAgent/Describe": {Role.OPERATOR},
+    "/splitwise.v1.PowerAgent/Suspend": {Role.OPERATOR},
 }
 
 
@@ -59,5 +63,5 @@ def test_what_is_not_listed_is_for_nobody(method: str):
 
 def test_names():
     assert [server_name(role) for role in Role] == [
-        f"{role}.splitwise" for role in ("router", "machine", "kvd", "client", "operator")
+        f"{role}.splitwise" for role in ("router", "machine", "kvd", "power", "client", "operator")
     ]
