@@ -78,6 +78,8 @@ class EngineLoad:
     kv_blocks_used: int
     kv_blocks_total: int
     preemptions: int
+    batch_requests: int = 0  # in the iteration that is being computed; 0 between two
+    batch_tokens: int = 0  # tokens that it computes
 
 
 class EngineError(Exception):

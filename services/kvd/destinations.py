@@ -372,6 +372,7 @@ class Destinations:
     def _fence(self, engine: Engine) -> None:
         """Fence the engine's memory; that ends every transfer whose source had the old addresses."""
         get_logger().warning("engine.fenced", engine=engine.engine_id)
+        self._node.counters.fences += 1
         if not engine.gone:
             self._node.sources.fenced(engine)
             engine.memory.fence(self._node.ucx)

@@ -173,6 +173,7 @@ class Counters:
     puts: int = 0
     grants: int = 0
     revokes: int = 0
+    fences: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
 
     def reject(self, cause: str) -> None:

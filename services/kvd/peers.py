@@ -81,6 +81,9 @@ class Peers:
         self._lines: dict[str, Line] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._lines)
+
     def stub(self, address: str) -> KvdPeerAsyncStub:
         """Return the control interface of the daemon at `address`; raises ValueError for a bad one."""
         channel = self._channels.get(address)

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from services.kvd import metrics
 from services.kvd.convert import FAILURE_OF_END, ref
 from services.kvd.ucx import UcxError
 from splitwise.kv.identity import TransferKey
@@ -377,6 +378,9 @@ class Sources:
                 self._do(side, side.transfer.stop(End.FAILED, text, tell_peer=True))
 
     def _release(self, side: SourceSide, action: Release) -> None:
+        if action.delivered:
+            hand_over = None if side.token_at is None else time.monotonic() - side.token_at
+            metrics.delivered(side.stats, hand_over)
         side.engine.tell(
             _released(side.key, delivered=action.delivered, message=action.message, stats=side.stats)
         )

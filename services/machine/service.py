@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from services.machine.engines import create_engine
+from services.machine.metrics import export
 from services.machine.registrar import keep_registered
 from services.machine.streams import Streams
 from services.machine.transfers import TransferWatch
@@ -44,6 +45,7 @@ def serve_machine(
     async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
         machine = Machine(settings, home, create(settings.machine))
         try:
+            machine.export_metrics()
             await machine.start(lifecycle)
             await lifecycle.stop.wait()
             await machine.drain()
@@ -66,6 +68,10 @@ class Machine:
         self._streams = Streams(self._works, grace_s=self._settings.reconnect_grace_s)
         self._server = RpcServer(self._settings.listen, SERVICES, tls=settings.tls)
         self._tasks: list[asyncio.Task[None]] = []
+
+    def export_metrics(self) -> None:
+        """Put this machine's metrics into the process's registry, once in a process."""
+        export(self._works, self._streams, self._transfers)
 
     async def start(self, lifecycle: Lifecycle) -> None:
         """Listen first, so that a bad address fails at once; then load; then register."""

@@ -45,6 +45,11 @@ class Streams:
         self._over = False
         self.description: MachineDescription | None = None
 
+    @property
+    def open(self) -> int:
+        """Control streams of both services that are open."""
+        return len(self._open)
+
     def tell_draining(self, reason: str, *, over: bool = False) -> None:
         """Say on every stream that no new work is taken, or that it is again."""
         for outbox in self._open:

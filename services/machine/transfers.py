@@ -40,6 +40,11 @@ class TransferWatch:
         self._leases: dict[Transfer, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def leases(self) -> int:
+        """KV caches of prompts that are kept, or will be, for their delivery."""
+        return len(self._leases)
+
     def start(self, engine_id: str) -> None:
         """Begin to watch, and go on whenever the daemon comes back."""
         self._task = asyncio.create_task(self._watch(engine_id), name="transfer-watch")

@@ -12,9 +12,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from services.engine.interface import EngineError, TransferFailedError, WorkKey, WorkRefusedError
+from services.machine import metrics
 from services.machine.convert import failed_event, prompt_work, token_work, tokens_event, work_key, work_ref
 from splitwise.rpc.v1.common_pb2 import LoadReport
 from splitwise.rpc.v1.machine_pb2 import (
@@ -35,7 +37,7 @@ from splitwise.telemetry import get_logger
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
-    from services.engine.interface import Engine, PromptWork, TokenOutput, TokenWork
+    from services.engine.interface import Engine, EngineLoad, PromptWork, TokenOutput, TokenWork
     from services.machine.outbox import Outbox
     from services.machine.transfers import TransferWatch
     from splitwise.rpc.v1.kvd_pb2 import TransferReport
@@ -63,6 +65,7 @@ class Work:
     key: WorkKey
     outbox: Outbox
     prompt_tokens: int
+    began: float = field(default_factory=monotonic)
     started: bool = False  # it made a token
     kv_received: bool = False
     reported: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # by the daemon
@@ -82,6 +85,8 @@ class WorkTable:
         self._empty.set()
         self._reports = 0
         self.refusal: tuple[FailureCause.ValueType, str] | None = None
+        self.tokens_made = dict.fromkeys(Phase, 0)
+        self.prompt_tokens_done = 0
 
     # -- commands
 
@@ -90,7 +95,7 @@ class WorkTable:
         try:
             item = prompt_work(start)
         except ValueError as error:
-            outbox.add(failed_event(start.work, FAILURE_CAUSE_INVALID, str(error)))
+            _refuse(outbox, Phase.PROMPT, start.work, FAILURE_CAUSE_INVALID, str(error))
             return
         work = Work(Phase.PROMPT, item.key, outbox, len(item.token_ids))
         self._start(work, start.work, self._run_prompt(work, item))
@@ -100,7 +105,7 @@ class WorkTable:
         try:
             item = token_work(start)
         except ValueError as error:
-            outbox.add(failed_event(start.work, FAILURE_CAUSE_INVALID, str(error)))
+            _refuse(outbox, Phase.TOKEN, start.work, FAILURE_CAUSE_INVALID, str(error))
             return
         work = Work(Phase.TOKEN, item.key, outbox, len(item.token_ids))
         self._start(work, start.work, self._run_token(work, item))
@@ -131,6 +136,14 @@ class WorkTable:
         """Work items that are not over, leases included."""
         return len(self._works)
 
+    def items(self) -> list[Work]:
+        """Return the work that is not over; may be called from any thread."""
+        return list(self._works.values())
+
+    def engine_load(self) -> EngineLoad:
+        """Return the engine's own figures."""
+        return self._engine.load()
+
     def load(self) -> LoadReport:
         """Return the queues as this service counts them."""
         prompts = [w for w in self._works.values() if w.phase is Phase.PROMPT and not w.started]
@@ -154,7 +167,7 @@ class WorkTable:
         refusal = self._refusal(work)
         if refusal is not None:
             run.close()
-            work.outbox.add(failed_event(ref, *refusal))
+            _refuse(work.outbox, work.phase, ref, *refusal)
             return
         self._works[work.phase, work.key] = work
         self._empty.clear()
@@ -175,6 +188,7 @@ class WorkTable:
         """Run to the end and answer a failure; cancellation is an end like any other."""
         try:
             await run
+            metrics.WORK.labels(work.phase.value, metrics.FINISHED).inc()
         except asyncio.CancelledError:
             reason = work.cancelled or "the machine stops"
             self._fail(work, FAILURE_CAUSE_CANCELLED, reason)
@@ -194,7 +208,7 @@ class WorkTable:
                 self._empty.set()
 
     def _fail(self, work: Work, cause: FailureCause.ValueType, message: str) -> None:
-        work.outbox.add(failed_event(work_ref(work.key), cause, message))
+        _refuse(work.outbox, work.phase, work_ref(work.key), cause, message)
 
     def _cancel(self, work: Work, reason: str) -> None:
         if work.cancelled is None and work.task is not None:
@@ -235,8 +249,19 @@ class WorkTable:
             self._transfers.forget(item.transfer)
 
     def _send(self, work: Work, output: TokenOutput) -> None:
-        work.started = True
+        if not work.started:
+            self._begun(work)
+        self.tokens_made[work.phase] += len(output.token_ids)
         work.outbox.add(tokens_event(work.key, output))
+
+    def _begun(self, work: Work) -> None:
+        work.started = True
+        seconds = monotonic() - work.began
+        if work.phase is Phase.PROMPT:
+            self.prompt_tokens_done += work.prompt_tokens
+            metrics.PROMPT.observe(seconds)
+        else:
+            metrics.KV_WAIT.observe(seconds)
 
     def _received(self, work: Work, report: TransferReport) -> None:
         work.reported.set()
@@ -244,6 +269,12 @@ class WorkTable:
             work.kv_received = True
             event = KvReceived(work=work_ref(work.key), stats=report.stats)
             work.outbox.add(MachineEvent(kv_received=event))
+
+
+def _refuse(outbox: Outbox, phase: Phase, ref: WorkRef, cause: FailureCause.ValueType, message: str) -> None:
+    """Answer work that will not be done, or not to its end."""
+    metrics.WORK.labels(phase.value, metrics.OUTCOMES[cause]).inc()
+    outbox.add(failed_event(ref, cause, message))
 
 
 async def _at_most(seconds: float, event: asyncio.Event) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from services.router import metrics
 from services.router.admission import prefix_hashes
 from services.router.journal import Journal
 from services.router.session import Session
@@ -113,6 +114,7 @@ class Dispatcher:
         if self.links.get(identity.machine_id) is link:
             del self.links[identity.machine_id]
             self.pool_reasons.pop(identity.machine_id, None)
+            metrics.MACHINES_LOST.inc()
             get_logger().warning("machine.lost", machine=identity.machine_id, reason=reason)
             self.feed(ev.MachineLost(time.monotonic(), identity.machine_id, identity.incarnation, reason))
 
@@ -151,18 +153,22 @@ class Dispatcher:
 
     # ---- events
 
-    def _current(self, work: pb.WorkRef) -> Session | None:
+    def _current(self, work: pb.WorkRef, kind: str) -> Session | None:
+        """Return the request that a machine's message is about, unless it gave that attempt up."""
         session = self.sessions.get(work.request_id)
-        return session if session is not None and session.runs(work.attempt) else None
+        if session is None or session.runs(work.attempt):
+            return session
+        metrics.STALE_MESSAGES.labels(kind).inc()
+        return None
 
     def _accepted(self, link: MachineLink, phase: Phase, work: pb.WorkRef, now: float) -> None:
-        session = self._current(work)
+        session = self._current(work, "accepted")
         if session is not None:
             link.accepted_serial = max(link.accepted_serial, session.serial)
             self._events.append(ev.AttemptAccepted(now, work.request_id, work.attempt, phase))
 
     def _tokens(self, phase: Phase, tokens: pb.Tokens, now: float) -> None:
-        session = self._current(tokens.work)
+        session = self._current(tokens.work, "tokens")
         if session is None:
             return
         if phase is Phase.PROMPT:
@@ -213,7 +219,7 @@ class Dispatcher:
             self._events.append(ev.RequestCancelled(now, session.request_id, "the text ended"))
 
     def _kv_received(self, received: pb.KvReceived, now: float) -> None:
-        session = self._current(received.work)
+        session = self._current(received.work, "kv_received")
         if session is None:
             return
         if received.HasField("stats"):
@@ -226,8 +232,9 @@ class Dispatcher:
 
     def _failed(self, phase: Phase, failed: pb.WorkFailed, now: float) -> None:
         cause = CAUSES.get(failed.cause)
-        if cause is None or self._current(failed.work) is None:  # our own cancel was answered
+        if cause is None or self._current(failed.work, "failed") is None:  # our own cancel was answered
             return
+        metrics.ATTEMPTS_FAILED.labels(phase.value, cause.value).inc()
         get_logger().info(
             "attempt.failed",
             request=failed.work.request_id,
@@ -274,6 +281,7 @@ class Dispatcher:
     def _carry_out(self, decided: list[de.Decision]) -> None:
         now = time.monotonic()
         for decision in decided:
+            metrics.decided(decision)
             request_id = getattr(decision, "request_id", None)
             if request_id is not None:
                 self.journal.record(request_id, decision, now)

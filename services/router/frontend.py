@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from services.router.dashboard.recent import RecentRequests, RequestRecord
 from services.router.describe import describe_cluster, describe_models
-from services.router.metrics import observe
-from splitwise.errors import NotFoundError, UnavailableError
+from services.router.metrics import REFUSALS, observe
+from splitwise.errors import NotFoundError, RemoteError, UnavailableError
 from splitwise.requests import FieldError
+from splitwise.rpc.status import status_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from services.router.admission import Admission
     from services.router.dispatcher import Dispatcher
     from services.router.models import Models
-    from services.router.session import Session
+    from services.router.session import Admitted, Session
     from splitwise.rpc.v1.router_pb2 import (
         ClusterDescription,
         Explanation,
@@ -46,10 +47,8 @@ class Frontend:
 
         `time_left`: seconds until the client's deadline; None without one.
         """
-        if self.draining:
-            raise UnavailableError("the router is draining", retry_after=1.0)
         deadline = None if time_left is None else time.monotonic() + time_left
-        admitted = await self._admission.admit(request, deadline)
+        admitted = await self._admit(request, deadline)
         session = self.dispatcher.submit(admitted, self._models.get(admitted.model).block_tokens)
         first = True
         try:
@@ -65,6 +64,15 @@ class Frontend:
                     return
         finally:
             self.dispatcher.leave(session)
+
+    async def _admit(self, request: GenerateRequest, deadline: float | None) -> Admitted:
+        try:
+            if self.draining:
+                raise UnavailableError("the router is draining", retry_after=1.0)
+            return await self._admission.admit(request, deadline)
+        except RemoteError as error:
+            REFUSALS.labels(status_of(error).name).inc()
+            raise
 
     def list_models(self) -> Sequence[ModelDescription]:
         """Return the models that are known now."""

@@ -11,8 +11,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from services.router.metrics import REGISTRATIONS_REFUSED
 from splitwise.errors import InvalidRequestError, NotFoundError, RemoteError
-from splitwise.rpc.status import abort
+from splitwise.rpc.status import abort, status_of
 from splitwise.rpc.v1 import router_pb2 as pb
 from splitwise.rpc.v1.router_pb2_grpc import RouterServicer, add_RouterServicer_to_server
 from splitwise.scheduling import events as ev
@@ -63,6 +64,7 @@ class Servicer(RouterServicer):
         try:
             await self._registry.register(request.machine, request.load)
         except RemoteError as error:
+            REGISTRATIONS_REFUSED.labels(status_of(error).name).inc()
             await abort(context, error)
         return pb.RegisterResponse(
             lease_ms=self._settings.machine_lease_ms, heartbeat_ms=self._settings.heartbeat_ms

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from splitwise.config import Settings, load_settings
 from splitwise.errors import ConfigError, ExitCode, ListenError
 from splitwise.launch.notify import keep_alive, notify
-from splitwise.telemetry import configure_logs, get_logger, serve_metrics
+from splitwise.telemetry import configure_logs, get_logger, identify_process, serve_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -72,7 +72,10 @@ def run_service(
     log = get_logger()
     log.info("service.starting", pid=os.getpid())
     try:
-        with serve_metrics(settings.telemetry.metrics_listen):
+        identify_process(service, _name(settings, section))
+        with serve_metrics(settings.telemetry.metrics_listen) as metrics:
+            if metrics is not None:
+                log.info("metrics.listening", address=str(metrics))
             asyncio.run(_run(serve, settings))
     except ConfigError as error:
         log.critical("service.config_refused", error=str(error))

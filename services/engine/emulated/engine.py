@@ -128,8 +128,10 @@ class EmulatedEngine:
         """Return the current queue figures."""
         if self._machine is None:
             return EngineLoad(0, self.settings.kv_blocks, 0)
+        machine = self._machine
+        requests, tokens = machine.batch_size
         return EngineLoad(
-            self._machine.allocator.used, self._machine.allocator.total, self._machine.preemptions
+            machine.allocator.used, machine.allocator.total, machine.preemptions, requests, tokens
         )
 
     def failure(self) -> str | None:

@@ -69,6 +69,12 @@ class EmulatedMachine:
         self._arriving = 0
         self._running: list[Sequence] = []
         self._in_batch: set[Sequence] = set()
+        self._batch_tokens = 0
+
+    @property
+    def batch_size(self) -> tuple[int, int]:
+        """Requests and tokens of the iteration in progress."""
+        return len(self._in_batch), self._batch_tokens
 
     # ---- work in and out
 
@@ -281,6 +287,7 @@ class EmulatedMachine:
         if not batch.parts:
             return None
         self._in_batch = {sequence for sequence, _ in batch.parts}
+        self._batch_tokens = batch.prompt_tokens + batch.sequences
         blocks, offsets, prefixes = [], [], []
         for sequence, count in batch.parts:
             positions = np.arange(sequence.computed, sequence.computed + count)
@@ -326,7 +333,7 @@ class EmulatedMachine:
 
     def finish(self, iteration: Iteration) -> None:
         """Sample where a sequence's KV is complete; free what ended or was aborted meanwhile."""
-        self._in_batch = set()
+        self._in_batch, self._batch_tokens = set(), 0
         for sequence, count in iteration.batch.parts:
             sequence.computed += count
             self._publish(sequence)

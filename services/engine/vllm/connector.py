@@ -153,7 +153,10 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._tokens.add_first_tokens(scheduler_output)
         plan = StepPlan(self._prompts.plan(scheduler_output), self._failed)
         self._failed = set()
-        if scheduler_output.total_num_scheduled_tokens == 0 and not plan.failed:
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if tokens:
+            self._publish(len(scheduler_output.num_scheduled_tokens), tokens)
+        elif not plan.failed:
             self._wait()
         return plan
 
@@ -216,12 +219,13 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         else:
             self._waits.poll(IDLE_WAIT_MS)
 
-    def _publish(self) -> None:
+    def _publish(self, batch_requests: int = 0, batch_tokens: int = 0) -> None:
         pool = self._pool
         self._hotline.publish(
             blocks_used=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
             preemptions=self._preemptions,
             transfers_open=self._client.open_transfers(),
+            batch=(batch_requests, batch_tokens),
         )
 
     # ---- worker side

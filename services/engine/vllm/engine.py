@@ -120,7 +120,13 @@ class VllmEngine:
         if self._hotline is None or self._llm is None:
             return EngineLoad(0, self._description.kv_blocks, 0)
         figures = self._hotline.figures()
-        return EngineLoad(figures.blocks_used, self._description.kv_blocks, figures.preemptions)
+        return EngineLoad(
+            figures.blocks_used,
+            self._description.kv_blocks,
+            figures.preemptions,
+            figures.batch_requests,
+            figures.batch_tokens,
+        )
 
     # ---- work
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SOCKET = "hotline.sock"
 _FIGURES = "figures"
-_COUNTS = struct.Struct("<3Q")
+_COUNTS = struct.Struct("<5Q")
 _AWAY = struct.Struct("<Q")
 _HEALTH_CHECK_MS = 1000
 
@@ -49,6 +49,8 @@ class Figures:
     blocks_used: int = 0
     preemptions: int = 0
     transfers_open: int = 0  # of both phases, until their last notice
+    batch_requests: int = 0  # in the pass that is being computed; 0 between two
+    batch_tokens: int = 0
     daemon_away: int = 0  # 1 while the KV daemon cannot be reached
 
 
@@ -172,9 +174,11 @@ class CoreEnd:
         """Tell the adapter that one side of a transfer is over."""
         self._say({"ended": hotline_name(phase, key), "failure": failure, "corrupt": corrupt})
 
-    def publish(self, *, blocks_used: int, preemptions: int, transfers_open: int) -> None:
-        """Write the figures; costs about a microsecond."""
-        _COUNTS.pack_into(self._file, 0, blocks_used, preemptions, transfers_open)
+    def publish(
+        self, *, blocks_used: int, preemptions: int, transfers_open: int, batch: tuple[int, int]
+    ) -> None:
+        """Write the figures; costs about a microsecond. `batch`: requests and tokens."""
+        _COUNTS.pack_into(self._file, 0, blocks_used, preemptions, transfers_open, *batch)
 
     def close(self) -> None:
         """End the thread, so that the adapter's going away does no harm any more."""
