@@ -11,6 +11,7 @@ from splitwise.power.budget import BudgetKeeper, Demand, Order, Shares, Wishes, 
 from splitwise.power.caps import Cap, Caps, GpuRange, Role
 from splitwise.power.events import (
     Claimed,
+    Event,
     GpuFound,
     GpuLost,
     LimitRead,
@@ -29,6 +30,7 @@ __all__ = [
     "Caps",
     "Claimed",
     "Demand",
+    "Event",
     "GpuFound",
     "GpuLost",
     "GpuRange",

@@ -67,23 +67,28 @@ class Wishes:
     """What a machine says about its GPUs together, in watts.
 
     `floor` is the least they can be set to, `by_role` what they take in each role when there
-    is no budget, `wanted` the same for what the machine does now, and `enforced` the limits
-    that are in force.
+    is no budget, `wanted` the same for what the machine does now, `enforced` the limits that
+    are in force, and `serial` the newest order that they obey (0: none yet).
     """
 
     floor: float
     by_role: dict[Role, float]
     wanted: float
     enforced: float
+    serial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A machine's share of the budget from now on, in watts of all its GPUs, and why."""
+    """A machine's share of the budget from now on, in watts of all its GPUs, and why.
+
+    `serial` grows with each order; a machine reports the newest one that it obeys.
+    """
 
     machine_id: str
     share: float
     reason: str
+    serial: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -93,12 +98,27 @@ class _Machine:
     wishes: Wishes | None = None
     ordered: float | None = None
     reason: str = ""
+    # Orders that may be in force now or later: serial to watts, from the last one that is known
+    # to be obeyed. Of these a later one that is higher replaces all before it.
+    open_orders: dict[int, float] = field(default_factory=dict)
 
     @property
     def committed(self) -> float:
-        """What it may draw by now: what is in force, or what was ordered, whichever is more."""
+        """The most that it may have now: what was last seen, or what was ordered since."""
         enforced = 0.0 if self.wishes is None else self.wishes.enforced
-        return max(enforced, self.ordered or 0.0)
+        return max([enforced, self.ordered or 0.0, *self.open_orders.values()])
+
+    def obeys(self, wishes: Wishes | None) -> None:
+        """Take its report: orders before the one that it obeys are over."""
+        self.wishes = wishes
+        serial = 0 if wishes is None else wishes.serial
+        self.open_orders = {s: watts for s, watts in self.open_orders.items() if s >= serial}
+
+    def send(self, serial: int) -> None:
+        """Note that `ordered` is sent as this order."""
+        watts = self.ordered or 0.0
+        self.open_orders = {s: w for s, w in self.open_orders.items() if w > watts}
+        self.open_orders[serial] = watts
 
 
 @dataclass(slots=True)
@@ -107,6 +127,7 @@ class BudgetKeeper:
 
     budget: float | None
     missing: float = 0.0
+    _serial: int = 0
     _machines: dict[str, _Machine] = field(default_factory=dict)
 
     def changed(self, machine_id: str, role: Role, *, first_to_give: bool) -> list[Order]:
@@ -120,7 +141,7 @@ class BudgetKeeper:
         known = self._machines.get(machine_id)
         if known is None or known.wishes == wishes:
             return []
-        known.wishes = wishes
+        known.obeys(wishes)
         return self._orders()
 
     def left(self, machine_id: str) -> list[Order]:
@@ -164,10 +185,15 @@ class BudgetKeeper:
             free -= machine.committed - committed
             machine.reason = _reason(machine.ordered, share, demand)
         return [
-            Order(name, machine.ordered or 0.0, machine.reason)
+            self._order(name, machine)
             for name, machine in managed.items()
             if (machine.ordered, machine.reason) != before[name]
         ]
+
+    def _order(self, name: str, machine: _Machine) -> Order:
+        self._serial += 1
+        machine.send(self._serial)
+        return Order(name, machine.ordered or 0.0, machine.reason, self._serial)
 
 
 def _whole(watts: float, demand: Demand) -> float:

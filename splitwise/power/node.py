@@ -170,7 +170,7 @@ class NodePower:
         if gpu is None:
             return []
         before, gpu.limit = gpu.limit, event.limit
-        if abs(event.limit - gpu.range.ceiling) < TOLERANCE and gpu.reason in (ev.RETURNED, ev.SUSPENDED):
+        if abs(event.limit - gpu.range.ceiling) < TOLERANCE and gpu.reason == ev.RETURNED:
             gpu.owed = False
         if abs(event.limit - before) < TOLERANCE or gpu.asked is None:
             changed = False
@@ -215,6 +215,7 @@ class NodePower:
             gpu.reason = target.reason
             if abs(target.watts - gpu.limit) < TOLERANCE:
                 gpu.asked = target.watts
+                gpu.owed = gpu.owed and target.reason not in (ev.RETURNED, ev.SUSPENDED)
                 continue
             again = gpu.asked is not None and abs(target.watts - gpu.asked) < TOLERANCE
             if again and now - gpu.asked_at < RETRY_S:

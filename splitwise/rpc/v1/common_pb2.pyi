@@ -613,6 +613,7 @@ class PowerReport(_message.Message):
     DRAW_WATTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    ORDER_SERIAL_FIELD_NUMBER: _builtins.int
     gpus: _builtins.int
     floor_watts: _builtins.float
     """the least that can be set"""
@@ -632,6 +633,8 @@ class PowerReport(_message.Message):
     """why `requested_watts` is what it is"""
     problem: _builtins.str
     """empty: none"""
+    order_serial: _builtins.int
+    """the newest PowerOrder of this stream that the limits obey"""
     def __init__(
         self,
         *,
@@ -647,10 +650,11 @@ class PowerReport(_message.Message):
         draw_watts: _builtins.float = ...,
         reason: _builtins.str = ...,
         problem: _builtins.str = ...,
+        order_serial: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrowed_watts", b"borrowed_watts", "draw_watts", b"draw_watts", "enforced_watts", b"enforced_watts", "floor_watts", b"floor_watts", "gpus", b"gpus", "mixed_watts", b"mixed_watts", "problem", b"problem", "prompt_watts", b"prompt_watts", "reason", b"reason", "requested_watts", b"requested_watts", "token_watts", b"token_watts", "wanted_watts", b"wanted_watts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrowed_watts", b"borrowed_watts", "draw_watts", b"draw_watts", "enforced_watts", b"enforced_watts", "floor_watts", b"floor_watts", "gpus", b"gpus", "mixed_watts", b"mixed_watts", "order_serial", b"order_serial", "problem", b"problem", "prompt_watts", b"prompt_watts", "reason", b"reason", "requested_watts", b"requested_watts", "token_watts", b"token_watts", "wanted_watts", b"wanted_watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -169,20 +169,24 @@ class PowerOrder(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     SHARE_WATTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
     pool: _common_pb2.Pool.ValueType
     share_watts: _builtins.float
     """all its GPUs together; 0: no budget"""
     reason: _builtins.str
+    serial: _builtins.int
+    """grows with each order of this router; reports repeat it"""
     def __init__(
         self,
         *,
         pool: _common_pb2.Pool.ValueType = ...,
         share_watts: _builtins.float = ...,
         reason: _builtins.str = ...,
+        serial: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "reason", b"reason", "share_watts", b"share_watts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "reason", b"reason", "serial", b"serial", "share_watts", b"share_watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,25 +528,27 @@ Global___WorkFailed: _TypeAlias = WorkFailed  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):
-    """The machine takes no new work: it drains, its engine failed, or its KV daemon is away.
-    `over`: that has passed and it takes work again.
-    """
+    """The machine takes no new work: it drains, or it cannot. `over`: it takes work again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     over: _builtins.bool
+    paused: _builtins.bool
+    """its engine failed or its KV daemon is away: requests may wait for it"""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         over: _builtins.bool = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["over", b"over", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["over", b"over", "paused", b"paused", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

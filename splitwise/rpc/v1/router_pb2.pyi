@@ -621,6 +621,8 @@ class DecisionRecord(_message.Message):
     TOKEN_MACHINE_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     AT_US_FIELD_NUMBER: _builtins.int
+    PROMPT_MACHINES_LEFT_OUT_FIELD_NUMBER: _builtins.int
+    TOKEN_MACHINES_LEFT_OUT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """assign, queue, restart, ..."""
     reason: _builtins.str
@@ -628,6 +630,9 @@ class DecisionRecord(_message.Message):
     token_machine: _builtins.str
     at_us: _builtins.int
     """since the request arrived"""
+    prompt_machines_left_out: _builtins.int
+    """more machines in the pools looked at than in `candidates`"""
+    token_machines_left_out: _builtins.int
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
     def __init__(
@@ -639,10 +644,12 @@ class DecisionRecord(_message.Message):
         token_machine: _builtins.str = ...,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
         at_us: _builtins.int = ...,
+        prompt_machines_left_out: _builtins.int = ...,
+        token_machines_left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "candidates", b"candidates", "kind", b"kind", "prompt_machine", b"prompt_machine", "reason", b"reason", "token_machine", b"token_machine"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "candidates", b"candidates", "kind", b"kind", "prompt_machine", b"prompt_machine", "prompt_machines_left_out", b"prompt_machines_left_out", "reason", b"reason", "token_machine", b"token_machine", "token_machines_left_out", b"token_machines_left_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -650,6 +657,10 @@ Global___DecisionRecord: _TypeAlias = DecisionRecord  # noqa: Y015
 
 @_typing.final
 class Candidate(_message.Message):
+    """A machine that was weighed for one phase, as the scheduler saw it just before: the least
+    loaded ones of each pool that was looked in, and the chosen one.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MACHINE_ID_FIELD_NUMBER: _builtins.int
@@ -657,11 +668,20 @@ class Candidate(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     QUEUE_TOKENS_FIELD_NUMBER: _builtins.int
     CHOSEN_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_USED_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     machine_id: _builtins.str
     phase: _common_pb2.Phase.ValueType
     pool: _common_pb2.Pool.ValueType
     queue_tokens: _builtins.int
+    """pending prompt tokens, and one per request in its token phase"""
     chosen: _builtins.bool
+    kv_blocks_used: _builtins.int
+    """in use or promised"""
+    kv_blocks: _builtins.int
+    cached_tokens: _builtins.int
+    """of the prompt, thought to be in its prefix cache (prefix-aware)"""
     def __init__(
         self,
         *,
@@ -670,10 +690,13 @@ class Candidate(_message.Message):
         pool: _common_pb2.Pool.ValueType = ...,
         queue_tokens: _builtins.int = ...,
         chosen: _builtins.bool = ...,
+        kv_blocks_used: _builtins.int = ...,
+        kv_blocks: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "machine_id", b"machine_id", "phase", b"phase", "pool", b"pool", "queue_tokens", b"queue_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "chosen", b"chosen", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "machine_id", b"machine_id", "phase", b"phase", "pool", b"pool", "queue_tokens", b"queue_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
