@@ -42,7 +42,7 @@ class Admission:
         arrived = time.monotonic()
         model, field, token_ids = await self._checked(request)
         room = max(1, model.max_model_len - len(token_ids))
-        sampling = complete_sampling(request.sampling, room=room)
+        sampling = complete_sampling(request.sampling, room=room, recommended=model.recommended)
         check_prompt_tokens(
             field, token_ids, sampling, max_model_len=model.max_model_len, vocab_size=model.vocab_size
         )

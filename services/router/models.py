@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splitwise.errors import ConfigError, NotFoundError, PreconditionError, UnavailableError
+from splitwise.models import read_sampling_defaults
+from splitwise.rpc.v1.common_pb2 import SamplingParams
 from splitwise.text import ByteVocabulary, load_vocabulary
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ class Model:
     vocab_size: int
     max_model_len: int
     block_tokens: int
+    recommended: SamplingParams  # what its makers would have where a request says nothing
 
 
 class Models:
@@ -60,12 +63,14 @@ class Models:
     async def read(self, machine: MachineDescription) -> Model:
         """Return the model as this machine has it, nothing changed yet.
 
-        Raises `PreconditionError` when its tokenizer cannot be read.
+        Raises `PreconditionError` when its folder cannot be read.
         """
         async with self._loading:
             known = self._models.get(machine.model)
-            vocabulary = (
-                known.vocabulary if known is not None else await asyncio.to_thread(self._load, machine)
+            vocabulary, recommended = (
+                (known.vocabulary, known.recommended)
+                if known is not None
+                else await asyncio.to_thread(self._load, machine)
             )
             return Model(
                 machine.model,
@@ -73,6 +78,7 @@ class Models:
                 machine.vocab_size or vocabulary.size,
                 machine.max_model_len,
                 machine.block_tokens,
+                recommended,
             )
 
     def learn(self, model: Model, *, alone: bool) -> None:
@@ -86,12 +92,13 @@ class Models:
             model = replace(known, max_model_len=min(known.max_model_len, model.max_model_len))
         self._models[model.name] = model
 
-    def _load(self, machine: MachineDescription) -> Vocabulary:
+    def _load(self, machine: MachineDescription) -> tuple[Vocabulary, SamplingParams]:
         folder = self._folders.get(machine.model)
         if folder is None and not machine.tokenizer:
-            return ByteVocabulary(machine.vocab_size)
+            return ByteVocabulary(machine.vocab_size), SamplingParams()
         try:
-            return load_vocabulary(folder or Path(machine.tokenizer))
+            place = folder or Path(machine.tokenizer)
+            return load_vocabulary(place), read_sampling_defaults(place)
         except ConfigError as error:
             raise PreconditionError(
                 f"the router cannot read the tokenizer of model {machine.model!r}: {error}."

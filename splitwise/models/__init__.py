@@ -7,6 +7,7 @@ so in a process of its own.
 from splitwise.models.cache import cache_dir
 from splitwise.models.default import DEFAULT_MODEL_NAME, prepare_default_model
 from splitwise.models.folder import ModelFolder, read_model_folder
+from splitwise.models.generation import read_sampling_defaults
 
 __all__ = [
     "DEFAULT_MODEL_NAME",
@@ -14,4 +15,5 @@ __all__ = [
     "cache_dir",
     "prepare_default_model",
     "read_model_folder",
+    "read_sampling_defaults",
 ]

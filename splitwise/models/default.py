@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 # Part of the cached path: to be raised when the conversion gives something else.
-_CONVERSION = "1"
+_CONVERSION = "2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

@@ -39,7 +39,7 @@ def read_model_folder(path: Path) -> ModelFolder:
     """Check a Hugging Face model folder; raises `ConfigError` that says what is missing."""
     if not path.is_dir():
         raise ConfigError(f"model folder {path}: not a folder; give a local Hugging Face model folder")
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     if not isinstance(config.get("architectures"), list):
         raise ConfigError(f"{path / 'config.json'}: names no `architectures`; is this a language model?")
     text = config.get("text_config") or config
@@ -53,7 +53,7 @@ def read_model_folder(path: Path) -> ModelFolder:
         max_model_len=_positive(path, text, "max_position_embeddings"),
         vocab_size=_positive(path, text, "vocab_size"),
         has_chat_template=(path / "chat_template.jinja").is_file()
-        or "chat_template" in _read_json(path / "tokenizer_config.json", optional=True),
+        or "chat_template" in read_json(path / "tokenizer_config.json", optional=True),
     )
 
 
@@ -64,7 +64,8 @@ def _positive(path: Path, config: dict[str, Any], key: str) -> int:
     return value
 
 
-def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Read a JSON object, empty for a missing `optional` file; raises `ConfigError` that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -9,6 +9,7 @@ from splitwise.requests.validation import (
     Limits,
     check_prompt_tokens,
     check_request,
+    check_sampling,
     complete_sampling,
     decode_stops,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "RequestTiming",
     "check_prompt_tokens",
     "check_request",
+    "check_sampling",
     "complete_sampling",
     "decode_stops",
     "derive_seed",

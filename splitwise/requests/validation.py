@@ -61,7 +61,7 @@ def check_request(request: GenerateRequest, limits: Limits = DEFAULT_LIMITS) -> 
     _check_prompt(request, limits)
     if request.transfer_mode not in (0, 1, 2):
         raise FieldError("transfer_mode", f"{request.transfer_mode} is not a TransferMode")
-    _check_sampling(request.sampling, limits)
+    check_sampling(request.sampling, limits)
 
 
 def _check_prompt(request: GenerateRequest, limits: Limits) -> None:
@@ -100,7 +100,8 @@ def _check_size(field: str, text: str, limits: Limits) -> None:
         raise FieldError(field, f"{size} bytes; the limit is {limits.prompt_bytes}")
 
 
-def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
+def check_sampling(sampling: SamplingParams, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Check the fields that are set; raises `FieldError`."""
     for name, (low, high, closed) in _RANGES.items():
         if not sampling.HasField(name):  # type: ignore[arg-type]  # the stub wants literals
             continue
@@ -188,8 +189,13 @@ def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
         raise FieldError(f"{field}[{index}]", f"token id {bad} is outside the vocabulary of {vocab_size}")
 
 
-def complete_sampling(sampling: SamplingParams, *, room: int) -> SamplingParams:
-    """Return a copy with every default filled in; `room` is what the context leaves for output."""
+def complete_sampling(
+    sampling: SamplingParams, *, room: int, recommended: SamplingParams | None = None
+) -> SamplingParams:
+    """Return a copy with every default filled in; `room` is what the context leaves for output.
+
+    `recommended`: what the model's makers would have, used before the defaults.
+    """
     complete = SamplingParams(
         max_tokens=room,
         min_tokens=0,
@@ -202,6 +208,8 @@ def complete_sampling(sampling: SamplingParams, *, room: int) -> SamplingParams:
         repetition_penalty=1.0,
         n=1,
     )
+    if recommended is not None:
+        complete.MergeFrom(recommended)
     complete.MergeFrom(sampling)
     complete.top_k = max(complete.top_k, 0)
     return complete

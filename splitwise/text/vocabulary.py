@@ -1,7 +1,7 @@
 """A model's vocabulary: text and chats to token ids, and a detokenizer for each answer.
 
 Read from a local Hugging Face folder (``tokenizer.json``, ``tokenizer_config.json``, the
-chat template, ``generation_config.json``) with the `tokenizers` library alone. For engines
+chat template) with the `tokenizers` library alone. For engines
 without a model there is a built-in byte vocabulary.
 """
 

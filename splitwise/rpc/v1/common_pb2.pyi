@@ -117,7 +117,10 @@ Global___TransferMode: _TypeAlias = TransferMode  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """How tokens are chosen. An unset optional field means the default named beside it."""
+    """How tokens are chosen. An unset optional field means the default named beside it; but
+    temperature, top_p, top_k, min_p and repetition_penalty take the value that the model folder's
+    generation_config.json has, where it has one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
