@@ -65,7 +65,7 @@ def live(machines: int, policy: str) -> list[float]:
 
 
 @compiled
-def decide(state: ClusterState, limits: Int64s, pairs: Int64s, trace: Int64s, first: int, count: int) -> None:
+def decide(state: ClusterState, limits: Int64s, pairs: Int64s, first: int, count: int) -> None:
     """Make `count` decisions; each gives back the request decided `len(pairs)` decisions before."""
     for number in range(first, first + count):
         place = number % pairs.shape[0]
@@ -74,9 +74,7 @@ def decide(state: ClusterState, limits: Int64s, pairs: Int64s, trace: Int64s, fi
             arrays.end_prompt(state, old_prompt, 1024)
             arrays.change_kv(state, old_prompt, -64)
             arrays.end_token(state, old_token, 78)
-        prompt, token, _, _ = policies.choose_pair(
-            state, limits, 0, 1024, 64, 78, 78, number, pairs[:0], trace
-        )
+        prompt, token, _, _ = policies.choose_pair(state, limits, 0, 1024, 64, 78, 78, number, pairs[:0])
         pairs[place, 0], pairs[place, 1] = prompt, token
         if prompt >= 0:
             arrays.add_prompt(state, prompt, 1024, 64, 0)
@@ -88,12 +86,11 @@ def core(machines: int, policy: str) -> list[float]:
     state = cluster(machines, policy).fleet.state
     limits = policies.new_limits(policy, 8192, 32768, 0)
     pairs = np.full((4 * machines, 2), arrays.NONE, np.int64)
-    trace = policies.new_trace()
-    decide(state, limits, pairs, trace, 0, 8 * machines)
+    decide(state, limits, pairs, 0, 8 * machines)
     times = []
     for chunk in range(MEASURED):
         began = time.thread_time_ns()
-        decide(state, limits, pairs, trace, chunk * CHUNK, CHUNK)
+        decide(state, limits, pairs, chunk * CHUNK, CHUNK)
         times.append((time.thread_time_ns() - began) / 1000 / CHUNK)
     return times
 

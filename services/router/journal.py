@@ -13,11 +13,12 @@ from splitwise.scheduling.decisions import Assign
 from splitwise.scheduling.events import Phase, Pool
 
 if TYPE_CHECKING:
+    from splitwise.scheduling.candidates import Candidate as Weighed
     from splitwise.scheduling.decisions import Decision
 
 MAX_REQUESTS = 20_000
 MAX_ENTRIES = 400_000
-"""Decisions and candidates over all requests: some tens of megabytes."""
+"""Decisions and noted machines over all requests: some tens of megabytes."""
 MAX_PER_REQUEST = 64
 
 POOLS = {
@@ -67,7 +68,7 @@ class Journal:
         if entry is None or len(entry.decisions) >= MAX_PER_REQUEST or type(decision) not in _KINDS:
             return
         entry.decisions.append((now, decision))
-        weight = 1 + (len(decision.candidates) if isinstance(decision, Assign) else 0)
+        weight = 1 + (len(decision.weighed.names) if isinstance(decision, Assign) else 0)
         entry.weight += weight
         self._weight += weight
 
@@ -87,17 +88,24 @@ def _record(decision: Decision, after_s: float) -> DecisionRecord:
     if isinstance(decision, Assign):
         record.prompt_machine = decision.prompt_machine
         record.token_machine = decision.token_machine
-        for seen in decision.candidates:
-            record.candidates.append(
-                Candidate(
-                    machine_id=seen.machine_id,
-                    phase=PHASES[seen.phase],
-                    pool=POOLS[seen.pool],
-                    queue_tokens=max(0, seen.queue_tokens),
-                    chosen=seen.chosen,
-                )
-            )
+        weighed = decision.weighed
+        record.prompt_machines_left_out = weighed.left_out(Phase.PROMPT)
+        record.token_machines_left_out = weighed.left_out(Phase.TOKEN)
+        record.candidates.extend(map(_candidate, weighed.unpack()))
     elif isinstance(decision, decisions.CancelAttempt):
         target = "prompt_machine" if decision.phase is Phase.PROMPT else "token_machine"
         setattr(record, target, decision.machine_id)
     return record
+
+
+def _candidate(seen: Weighed) -> Candidate:
+    return Candidate(
+        machine_id=seen.machine_id,
+        phase=PHASES[seen.phase],
+        pool=POOLS[seen.pool],
+        queue_tokens=max(0, seen.queue_tokens),
+        chosen=seen.chosen,
+        kv_blocks_used=max(0, seen.kv_blocks_used),
+        kv_blocks=seen.kv_blocks,
+        cached_tokens=seen.cached_tokens,
+    )

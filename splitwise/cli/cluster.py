@@ -11,7 +11,7 @@ from splitwise.cli.common import ConfigOption, JsonOption, RouterOption, connect
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from splitwise.client import Cluster
+    from splitwise.client import Cluster, DecisionRecord
 
 CALL_TIMEOUT_S = 10.0
 
@@ -54,12 +54,28 @@ def explain(
     for decision in decisions:
         where = f"{decision.prompt_machine} -> {decision.token_machine}" if decision.prompt_machine else ""
         typer.echo(f"{decision.at * 1e3:9.1f} ms  {decision.kind}  {where}  ({decision.reason})")
-        for candidate in decision.candidates:
-            mark = "*" if candidate.chosen else " "
-            typer.echo(
-                f"{'':13}{mark} {candidate.machine_id}  {candidate.phase} phase, "
-                f"{candidate.pool} pool, {candidate.queue_tokens} tokens queued"
-            )
+        for phase in ("prompt", "token"):
+            _print_candidates(decision, phase)
+
+
+def _print_candidates(decision: DecisionRecord, phase: str) -> None:
+    """Print what the machine of one phase was chosen from; * marks it."""
+    weighed = [candidate for candidate in decision.candidates if candidate.phase == phase]
+    if not weighed:
+        return
+    typer.echo(f"{'':13}for the {phase} phase:")
+    width = max(len(candidate.machine_id) for candidate in weighed)
+    for candidate in weighed:
+        mark = "*" if candidate.chosen else " "
+        cached = f", {candidate.cached_tokens} tokens cached" if candidate.cached_tokens else ""
+        typer.echo(
+            f"{'':13}{mark} {candidate.machine_id:{width}}  {candidate.pool} pool,"
+            f" {candidate.queue_tokens} tokens queued,"
+            f" {candidate.kv_blocks_used}/{candidate.kv_blocks} KV blocks{cached}"
+        )
+    more = decision.left_out.get(phase, 0)
+    if more:
+        typer.echo(f"{'':15}and {more} more machines")
 
 
 @guarded

@@ -135,9 +135,16 @@ def decisions(message: router_pb2.Explanation) -> list[DecisionRecord]:
                     _word(common_pb2.Pool, candidate.pool),
                     candidate.queue_tokens,
                     candidate.chosen,
+                    candidate.kv_blocks_used,
+                    candidate.kv_blocks,
+                    candidate.cached_tokens,
                 )
                 for candidate in record.candidates
             ),
+            left_out={
+                "prompt": record.prompt_machines_left_out,
+                "token": record.token_machines_left_out,
+            },
         )
         for record in message.decisions
     ]

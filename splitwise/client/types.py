@@ -163,18 +163,29 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A machine that the scheduler looked at, with its queue at that moment."""
+    """A machine that was weighed for one phase, as the scheduler saw it just before.
+
+    `queue_tokens`: pending prompt tokens and one per request in its token phase.
+    `kv_blocks_used` of `kv_blocks` were in use or promised; `cached_tokens` of the prompt
+    were thought to be in its prefix cache.
+    """
 
     machine_id: str
     phase: str
     pool: str
     queue_tokens: int
     chosen: bool
+    kv_blocks_used: int = 0
+    kv_blocks: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """One decision about a request, `at` seconds after it arrived."""
+    """One decision about a request, `at` seconds after it arrived.
+
+    `left_out` counts, per phase, the machines that were weighed beside `candidates`.
+    """
 
     at: float
     kind: str
@@ -182,3 +193,4 @@ class DecisionRecord:
     prompt_machine: str
     token_machine: str
     candidates: tuple[Candidate, ...]
+    left_out: dict[str, int] = field(default_factory=dict)

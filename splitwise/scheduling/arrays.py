@@ -1,6 +1,6 @@
 """The cluster's machines as flat arrays, and the kernels that keep them consistent.
 
-`ClusterState` is five arrays, so that a compiled loop can hold it and the live
+`ClusterState` is six arrays, so that a compiled loop can hold it and the live
 scheduler can pass it cheaply:
 
 ``machines[ROW, slot]``
@@ -13,6 +13,9 @@ scheduler can pass it cheaply:
     that draw a machine instead of the least loaded one.
 ``cursors[tree]``
     Where round-robin stands.
+``turns[0]``
+    Counts the phases that were ever booked. A machine remembers the turn of its newest
+    one, so that of equally loaded machines the one that waited longest comes first.
 
 Only the kernels here write these arrays. After any change of a machine's counters they
 call `refresh`, which costs two walks up a tree: O(log machines).
@@ -52,7 +55,9 @@ KV_FOREIGN = 12  # blocks in use beyond what we promised, by the last report
 FOREIGN_AT_US = 13  # when it last got work of the kind it is not at home with
 PROMPT_KEY = 14  # order in the prompt trees: pending tokens, one per request decoding
 TOKEN_KEY = 15  # order in the token trees: used minus total KV blocks
-ROWS = 16
+PROMPT_TURN = 16  # when it last got a prompt, in turns; 0: never. Decides between equal keys
+TOKEN_TURN = 17  # the same for token phases
+ROWS = 18
 
 # Added to TOKEN_KEY when the token batch has no place: such machines sort last.
 BATCH_FULL = 1 << 40
@@ -66,6 +71,7 @@ class ClusterState(NamedTuple):
     members: Int32s
     sizes: Int64s
     cursors: Int64s
+    turns: Int64s
 
 
 def new_state(capacity: int, groups: int = 1) -> ClusterState:
@@ -79,6 +85,7 @@ def new_state(capacity: int, groups: int = 1) -> ClusterState:
         members=np.full((groups * POOLS, width), NONE, np.int32),
         sizes=np.zeros(groups * POOLS, np.int64),
         cursors=np.zeros(groups * POOLS * PHASES, np.int64),
+        turns=np.zeros(1, np.int64),
     )
 
 
@@ -90,6 +97,7 @@ def grown(state: ClusterState, capacity: int, groups: int) -> ClusterState:
     larger.members[:old_lists, :old_width] = state.members
     larger.sizes[:old_lists] = state.sizes
     larger.cursors[: len(state.cursors)] = state.cursors
+    larger.turns[:] = state.turns
     for slot in range(old_width):
         if larger.machines[POSITION, slot] != NONE:
             refresh(larger, slot)
@@ -104,20 +112,35 @@ def tree_of(group: int, pool: int, phase: int) -> int:
 
 @compiled
 def least_loaded(state: ClusterState, group: int, pool: int, phase: int) -> int:
-    """Slot of the machine with the smallest key, the lowest slot among equals; or NONE."""
+    """Slot of the machine that `comes_first` in a pool; or NONE."""
     return int(state.trees[tree_of(group, pool, phase), 1])
 
 
 @compiled
-def _climb(trees: Int32s, tree: int, keys: Int64s, slot: int, present: bool) -> None:
-    width = trees.shape[1] // 2
-    node = width + slot
+def comes_first(rows: Int64s, phase: int, one: int, other: int) -> bool:
+    """Whether `one` is less loaded than `other`; equal ones take turns.
+
+    Without turns an idle cluster would wear out its first machines: every queue is empty
+    again when the next request comes, and the lowest slot would win each time.
+    """
+    key, turn = PROMPT_KEY + phase, PROMPT_TURN + phase
+    if rows[key, one] != rows[key, other]:
+        return bool(rows[key, one] < rows[key, other])
+    if rows[turn, one] != rows[turn, other]:
+        return bool(rows[turn, one] < rows[turn, other])
+    return one < other
+
+
+@compiled
+def _climb(state: ClusterState, tree: int, phase: int, slot: int, present: bool) -> None:
+    trees = state.trees
+    node = trees.shape[1] // 2 + slot
     trees[tree, node] = slot if present else NONE
     while node > 1:
         node >>= 1
         left = trees[tree, 2 * node]
         right = trees[tree, 2 * node + 1]
-        if left < 0 or (right >= 0 and keys[right] < keys[left]):
+        if left < 0 or (right >= 0 and comes_first(state.machines, phase, right, left)):
             trees[tree, node] = right
         else:
             trees[tree, node] = left
@@ -135,8 +158,8 @@ def refresh(state: ClusterState, slot: int) -> None:
         rows[TOKEN_KEY, slot] += BATCH_FULL
     if rows[POSITION, slot] != NONE:
         tree = tree_of(rows[GROUP, slot], rows[POOL, slot], PHASE_PROMPT)
-        _climb(state.trees, tree, rows[PROMPT_KEY], slot, True)
-        _climb(state.trees, tree + 1, rows[TOKEN_KEY], slot, True)
+        _climb(state, tree, PHASE_PROMPT, slot, True)
+        _climb(state, tree + 1, PHASE_TOKEN, slot, True)
 
 
 @compiled
@@ -166,8 +189,8 @@ def leave(state: ClusterState, slot: int) -> None:
     rows[POSITION, last] = position
     rows[POSITION, slot] = NONE
     tree = which * PHASES
-    _climb(state.trees, tree, rows[PROMPT_KEY], slot, False)
-    _climb(state.trees, tree + 1, rows[TOKEN_KEY], slot, False)
+    _climb(state, tree, PHASE_PROMPT, slot, False)
+    _climb(state, tree + 1, PHASE_TOKEN, slot, False)
 
 
 @compiled
@@ -202,6 +225,8 @@ def add_prompt(state: ClusterState, slot: int, tokens: int, blocks: int, now_us:
     rows[PROMPT_TOKENS, slot] += tokens
     rows[OPEN_PROMPTS, slot] += 1
     rows[KV_OWN, slot] += blocks
+    state.turns[0] += 1
+    rows[PROMPT_TURN, slot] = state.turns[0]
     if rows[HOME, slot] == POOL_TOKEN:
         rows[FOREIGN_AT_US, slot] = now_us
     refresh(state, slot)
@@ -221,6 +246,8 @@ def add_token(state: ClusterState, slot: int, blocks: int, now_us: int) -> None:
     rows = state.machines
     rows[TOKEN_REQUESTS, slot] += 1
     rows[KV_OWN, slot] += blocks
+    state.turns[0] += 1
+    rows[TOKEN_TURN, slot] = state.turns[0]
     if rows[HOME, slot] == POOL_PROMPT:
         rows[FOREIGN_AT_US, slot] = now_us
     refresh(state, slot)

@@ -7,8 +7,10 @@ machine-readable word group such as ``jsq:prompt-pool`` (the words are listed in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from splitwise.scheduling.candidates import NOTHING, Noted
 
 if TYPE_CHECKING:
     from splitwise.scheduling.events import Phase, Pool
@@ -22,26 +24,19 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One machine that was looked at for an assignment, with its queue at that moment."""
-
-    machine_id: str
-    phase: Phase
-    pool: Pool
-    queue_tokens: int
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Assign(Decision):
-    """Run this attempt on this pair. `serial` grows with every assignment of the cluster."""
+    """Run this attempt on this pair. `serial` grows with every assignment of the cluster.
+
+    `weighed` tells what it was chosen from. That explains the decision and is no part of it:
+    it does not count in comparisons, and event logs leave it out (a replay finds it again).
+    """
 
     request_id: str
     attempt: int
     prompt_machine: str
     token_machine: str
     serial: int
-    candidates: tuple[Candidate, ...] = ()
+    weighed: Noted = field(default=NOTHING, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ _HINTS = {
     for name, kind in _NAMES.items()
     if dataclasses.is_dataclass(kind)
 }
+# Fields that are written: those that make two values differ.
+_LOGGED = {
+    name: tuple(field.name for field in dataclasses.fields(kind) if field.compare)
+    for name, kind in _NAMES.items()
+    if dataclasses.is_dataclass(kind)
+}
 _HEADER = "splitwise_event_log"
 
 
@@ -151,8 +157,8 @@ def _plain(value: object) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if dataclasses.is_dataclass(value):
-        plain = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"is": type(value).__name__, **plain}
+        name = type(value).__name__
+        return {"is": name, **{field: _plain(getattr(value, field)) for field in _LOGGED[name]}}
     return value
 
 

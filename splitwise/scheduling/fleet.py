@@ -92,6 +92,7 @@ class Fleet:
         self.borrowed: dict[int, Machine] = {}
         self.aside: dict[int, Machine] = {}
         self.by_slot: list[Machine | None] = [None] * self.state.machines.shape[1]
+        self.names = [""] * len(self.by_slot)  # by slot; of a lost machine until the slot is used again
         self._free_slots = list(range(len(self.by_slot) - 1, -1, -1))
         self._free_groups = [0]
         self._last_incarnation: OrderedDict[str, int] = OrderedDict()
@@ -124,6 +125,7 @@ class Fleet:
         slot = self._free_slots.pop()
         machine = Machine(spec, slot, group, spec.home)
         self.by_slot[slot] = self.machines[spec.machine_id] = machine
+        self.names[slot] = spec.machine_id
         group.machines[spec.machine_id] = machine
         arrays.install(self.state, slot, group.index, POOL_CODE[spec.home], spec.kv_blocks, spec.max_running)
         machine.advance(MachineInput.ADMIT)
@@ -226,5 +228,6 @@ class Fleet:
         self.state = arrays.grown(self.state, capacity, groups)
         new_capacity = self.state.machines.shape[1]
         self.by_slot.extend([None] * (new_capacity - old_capacity))
+        self.names.extend([""] * (new_capacity - old_capacity))
         self._free_slots[:0] = range(new_capacity - 1, old_capacity - 1, -1)
         self._free_groups[:0] = range(groups - 1, old_groups - 1, -1)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from splitwise.scheduling import arrays, policies, reasons
-from splitwise.scheduling.decisions import Assign, Candidate, MovePool
-from splitwise.scheduling.events import Phase, Pool
+from splitwise.scheduling import arrays, candidates, policies, reasons
+from splitwise.scheduling.decisions import Assign, MovePool
+from splitwise.scheduling.events import Pool
 from splitwise.scheduling.prefix import PrefixIndex
 from splitwise.scheduling.requests import Hold, Request
 from splitwise.scheduling.states import RequestInput
@@ -36,7 +36,7 @@ class Placement:
         self._limits = policies.new_limits(
             settings.policy, settings.queue_tokens, settings.last_resort_tokens, settings.seed
         )
-        self._trace = policies.new_trace()
+        self._notes = candidates.new_notes() if settings.explain else candidates.NO_NOTES
         self._prefixes = PrefixIndex(settings.prefix_blocks_per_machine)
         self._uses_prefixes = settings.policy == "prefix-aware"
 
@@ -63,7 +63,9 @@ class Placement:
         if choice[0] < 0 or prompt is None or token is None:
             return None
         prompt_blocks, token_blocks, _ = sizes
-        candidates = self._candidates(choice, bool(token_blocks)) if self._settings.explain else ()
+        weighed = candidates.NOTHING
+        if self._settings.explain:
+            weighed = candidates.pack(self._notes, self._fleet.names)
         decisions: list[Decision] = []
         self.serial += 1
         request.advance(RequestInput.PLACE)
@@ -84,7 +86,7 @@ class Placement:
             self._prefixes.remember(prompt.slot, request.prefix_hashes)
         reason = reasons.ASSIGN[self._settings.policy, choice[2], choice[3]]
         names = (prompt.spec.machine_id, token.spec.machine_id)
-        decisions.append(Assign(reason, request.request_id, request.attempt, *names, self.serial, candidates))
+        decisions.append(Assign(reason, request.request_id, request.attempt, *names, self.serial, weighed))
         return decisions
 
     def prompt_computed(self, request: Request) -> None:
@@ -145,14 +147,14 @@ class Placement:
         if shunned:
             for slot in shunned:
                 arrays.leave(state, slot)
-            choice = policies.place_pair(*asked, policies.NO_HINTS, self._trace)
+            choice = policies.place_pair(*asked, policies.NO_HINTS, self._notes)
             for slot in shunned:
                 arrays.enter(state, slot)
             if choice[0] != arrays.NONE:
                 return choice
         hints = self._hints(request) if self._uses_prefixes and request.prefix_hashes else []
         rows: Int64s = np.array(hints, np.int64) if hints else policies.NO_HINTS
-        return policies.place_pair(*asked, rows, self._trace)
+        return policies.place_pair(*asked, rows, self._notes)
 
     def _hints(self, request: Request) -> list[tuple[int, int]]:
         """Return (slot, cached tokens) for machines that hold the start of the prompt."""
@@ -168,19 +170,3 @@ class Placement:
         source = machine.pool
         self._fleet.move(machine, Pool.MIXED)
         return MovePool(reasons.BORROW, machine.spec.machine_id, source, Pool.MIXED)
-
-    def _candidates(self, choice: tuple[int, int, int, int, int], has_token: bool) -> tuple[Candidate, ...]:
-        """Translate the kernel's trace; `queue_tokens` of the token phase are KV tokens in use."""
-        found: dict[tuple[int, int], Candidate] = {}
-        for phase, slot, queue in self._trace[1 : 1 + int(self._trace[0, 0])].tolist():
-            machine = self._fleet.by_slot[slot]
-            if machine is None or (phase, slot) in found:
-                continue
-            name, pool = machine.spec.machine_id, machine.pool
-            if phase == arrays.PHASE_PROMPT:
-                found[phase, slot] = Candidate(name, Phase.PROMPT, pool, queue, slot == choice[0])
-            else:
-                tokens = queue * machine.spec.block_tokens
-                chosen = has_token and slot == choice[1]
-                found[phase, slot] = Candidate(name, Phase.TOKEN, pool, tokens, chosen)
-        return tuple(found.values())

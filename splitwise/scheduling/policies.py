@@ -31,11 +31,13 @@ from splitwise.scheduling.arrays import (
     Int64s,
     add_prompt,
     add_token,
+    comes_first,
     enter,
     least_loaded,
     leave,
     tree_of,
 )
+from splitwise.scheduling.candidates import weigh
 from splitwise.scheduling.compiled import compiled
 
 # Policies, by the number that stands in `limits[LIMIT_POLICY]`.
@@ -59,7 +61,6 @@ HOW_NONE, HOW_OWN_POOL, HOW_MIXED, HOW_BORROWED, HOW_LAST_RESORT, HOW_PREFIX, HO
 
 ANY_MEMORY = -(1 << 40)  # a demand that any machine's memory meets
 NO_HINTS = np.zeros((0, 2), np.int64)  # `hints` of a request whose prefix is cached nowhere
-TRACE_ROWS = 24
 
 
 def new_limits(policy: str, queue_tokens: int, last_resort_tokens: int, seed: int) -> Int64s:
@@ -73,11 +74,6 @@ def new_limits(policy: str, queue_tokens: int, last_resort_tokens: int, seed: in
     limits[LIMIT_LAST_RESORT_TOKENS] = last_resort_tokens
     limits[LIMIT_SEED] = seed & 0xFFFFFFFF
     return limits
-
-
-def new_trace() -> Int64s:
-    """Return an array for the machines looked at; see `choose_pair`."""
-    return np.zeros((TRACE_ROWS + 1, 3), np.int64)
 
 
 @compiled
@@ -109,18 +105,6 @@ def _preferred(state: ClusterState, limits: Int64s, group: int, pool: int, phase
     second = int(state.members[which, (bits % size + step) % size])
     key = PROMPT_KEY if phase == PHASE_PROMPT else TOKEN_KEY
     return second if state.machines[key, second] < state.machines[key, first] else first
-
-
-@compiled
-def _note(state: ClusterState, trace: Int64s, phase: int, slot: int) -> None:
-    if slot != NONE and trace[0, 0] < TRACE_ROWS:
-        trace[0, 0] += 1
-        trace[trace[0, 0], 0] = phase
-        trace[trace[0, 0], 1] = slot
-        if phase == PHASE_PROMPT:
-            trace[trace[0, 0], 2] = state.machines[PROMPT_KEY, slot]
-        else:
-            trace[trace[0, 0], 2] = state.machines[KV_OWN, slot] + state.machines[KV_FOREIGN, slot]
 
 
 @compiled
@@ -161,23 +145,18 @@ def _prompt_in(
     tokens: int,
     blocks: int,
     draw: int,
-    trace: Int64s,
 ) -> int:
     """Return the machine of one pool for a prompt, or NONE when the pool is past its threshold."""
     limit = limits[LIMIT_QUEUE_TOKENS]
     slot = _preferred(state, limits, group, pool, PHASE_PROMPT, draw)
-    _note(state, trace, PHASE_PROMPT, slot)
     if slot == NONE or takes_prompt(state, slot, tokens, blocks, limit):
         return slot
     least = least_loaded(state, group, pool, PHASE_PROMPT)
-    if least != slot:
-        _note(state, trace, PHASE_PROMPT, least)
-        if takes_prompt(state, least, tokens, blocks, limit):
-            return least
+    if least != slot and takes_prompt(state, least, tokens, blocks, limit):
+        return least
     if takes_prompt(state, least, tokens, ANY_MEMORY, limit):  # short queue, full KV: one with room?
         roomy = least_loaded(state, group, pool, PHASE_TOKEN)
         if takes_prompt(state, roomy, tokens, blocks, limit):
-            _note(state, trace, PHASE_PROMPT, roomy)
             return roomy
     return NONE
 
@@ -193,7 +172,6 @@ def _token_in(
     draw: int,
     beside: int,
     beside_blocks: int,
-    trace: Int64s,
 ) -> int:
     """Return the machine of one pool for a token phase, or NONE when none has the memory.
 
@@ -202,7 +180,6 @@ def _token_in(
     slot = _preferred(state, limits, group, pool, PHASE_TOKEN, draw)
     if slot == NONE:
         return NONE
-    _note(state, trace, PHASE_TOKEN, slot)
     extra = beside_blocks if slot == beside else 0
     if takes_token(state, slot, blocks + extra, most_blocks + extra):
         return slot
@@ -216,12 +193,9 @@ def _token_in(
         other = int(state.members[which, k])
         extra = beside_blocks if other == beside else 0
         if takes_token(state, other, blocks + extra, most_blocks + extra) and (
-            best == NONE
-            or state.machines[TOKEN_KEY, other] < state.machines[TOKEN_KEY, best]
-            or (state.machines[TOKEN_KEY, other] == state.machines[TOKEN_KEY, best] and other < best)
+            best == NONE or comes_first(state.machines, PHASE_TOKEN, other, best)
         ):
             best = other
-    _note(state, trace, PHASE_TOKEN, best)
     return best
 
 
@@ -233,7 +207,6 @@ def _by_prefix(
     blocks: int,
     hints: Int64s,
     instead_of: int,
-    trace: Int64s,
 ) -> int:
     """Return the machine whose queue plus uncached prompt is shortest, if below `instead_of`'s."""
     rows = state.machines
@@ -241,7 +214,6 @@ def _by_prefix(
     cost = rows[PROMPT_KEY, instead_of] + tokens if instead_of != NONE else 0
     for k in range(hints.shape[0]):
         slot = int(hints[k, 0])
-        _note(state, trace, PHASE_PROMPT, slot)
         uncached = max(1, tokens - hints[k, 1])
         its_cost = rows[PROMPT_KEY, slot] + uncached
         shorter = its_cost < cost or (best == NONE and instead_of == NONE)
@@ -259,20 +231,19 @@ def choose_prompt(
     blocks: int,
     draw: int,
     hints: Int64s,
-    trace: Int64s,
 ) -> tuple[int, int]:
     """Return (slot, how) for a prompt phase, or (NONE, HOW_NONE)."""
-    slot = _prompt_in(state, limits, group, POOL_PROMPT, tokens, blocks, draw, trace)
+    slot = _prompt_in(state, limits, group, POOL_PROMPT, tokens, blocks, draw)
     how = HOW_OWN_POOL
     if slot == NONE:
-        slot = _prompt_in(state, limits, group, POOL_MIXED, tokens, blocks, draw, trace)
+        slot = _prompt_in(state, limits, group, POOL_MIXED, tokens, blocks, draw)
         how = HOW_MIXED
     if limits[LIMIT_POLICY] == PREFIX_AWARE and hints.shape[0] > 0:
-        cached = _by_prefix(state, limits, tokens, blocks, hints, slot, trace)
+        cached = _by_prefix(state, limits, tokens, blocks, hints, slot)
         if cached != NONE:
             return cached, HOW_PREFIX
     if slot == NONE:
-        slot = _prompt_in(state, limits, group, POOL_TOKEN, tokens, blocks, draw, trace)
+        slot = _prompt_in(state, limits, group, POOL_TOKEN, tokens, blocks, draw)
         how = HOW_BORROWED
     return slot, how if slot != NONE else HOW_NONE
 
@@ -287,11 +258,10 @@ def choose_token(
     draw: int,
     beside: int,
     beside_blocks: int,
-    trace: Int64s,
 ) -> tuple[int, int]:
     """Return (slot, how) for a token phase, or (NONE, HOW_NONE)."""
     for how, pool in ((HOW_OWN_POOL, POOL_TOKEN), (HOW_MIXED, POOL_MIXED), (HOW_BORROWED, POOL_PROMPT)):
-        slot = _token_in(state, limits, group, pool, blocks, most_blocks, draw, beside, beside_blocks, trace)
+        slot = _token_in(state, limits, group, pool, blocks, most_blocks, draw, beside, beside_blocks)
         if slot != NONE:
             return slot, how
     return NONE, HOW_NONE
@@ -306,7 +276,6 @@ def choose_one_for_both(
     prompt_blocks: int,
     token_blocks: int,
     most_blocks: int,
-    trace: Int64s,
 ) -> int:
     """Return the least loaded machine of all pools that can take both phases, or NONE."""
     rows = state.machines
@@ -321,7 +290,6 @@ def choose_one_for_both(
                 state, slot, prompt_blocks + token_blocks, prompt_blocks + most_blocks
             ):
                 continue
-            _note(state, trace, PHASE_PROMPT, slot)
             if best == NONE or rows[PROMPT_KEY, slot] < rows[PROMPT_KEY, best]:
                 best = slot
     return best
@@ -338,7 +306,6 @@ def choose_pair(
     most_blocks: int,
     draw: int,
     hints: Int64s,
-    trace: Int64s,
 ) -> tuple[int, int, int, int]:
     """Return (prompt slot, token slot, how, how) for a request, or NONE twice when it must wait.
 
@@ -346,36 +313,39 @@ def choose_pair(
     the KV blocks held on the prompt machine, promised on the token machine, and needed
     there at the longest. ``token_blocks == 0`` means that no token phase follows. `draw` is a
     counter from which random policies derive their numbers. `hints` holds rows of (slot,
-    cached tokens) for the prefix-aware policy. The machines looked at are written to
-    `trace`: their number in ``trace[0, 0]``, then rows of (phase, slot, queue): pending tokens or,
-    in the token phase, KV blocks in use.
+    cached tokens) for the prefix-aware policy.
     No counter of a machine is changed: the caller books the choice with `add_prompt` and
     `add_token`.
     """
-    trace[0, 0] = 0
-    prompt, prompt_how = choose_prompt(state, limits, group, tokens, prompt_blocks, draw, hints, trace)
+    prompt, prompt_how = choose_prompt(state, limits, group, tokens, prompt_blocks, draw, hints)
     if prompt != NONE:
         if token_blocks == 0:
             return prompt, prompt, prompt_how, HOW_NOT_NEEDED
         token, token_how = choose_token(
-            state, limits, group, token_blocks, most_blocks, draw, prompt, prompt_blocks, trace
+            state, limits, group, token_blocks, most_blocks, draw, prompt, prompt_blocks
         )
         if token != NONE:
             return prompt, token, prompt_how, token_how
         # The prompt may have taken the only machine large enough for the token phase.
-        token, token_how = choose_token(state, limits, group, token_blocks, most_blocks, draw, NONE, 0, trace)
+        token, token_how = choose_token(state, limits, group, token_blocks, most_blocks, draw, NONE, 0)
         if token != NONE:
             leave(state, token)
-            prompt, prompt_how = choose_prompt(
-                state, limits, group, tokens, prompt_blocks, draw, hints[:0], trace
-            )
+            prompt, prompt_how = choose_prompt(state, limits, group, tokens, prompt_blocks, draw, hints[:0])
             enter(state, token)
             if prompt != NONE:
                 return prompt, token, prompt_how, token_how
-    one = choose_one_for_both(state, limits, group, tokens, prompt_blocks, token_blocks, most_blocks, trace)
+    one = choose_one_for_both(state, limits, group, tokens, prompt_blocks, token_blocks, most_blocks)
     if one == NONE:
         return NONE, NONE, HOW_NONE, HOW_NONE
     return one, one, HOW_LAST_RESORT, HOW_NOT_NEEDED if token_blocks == 0 else HOW_LAST_RESORT
+
+
+@compiled
+def _pools_asked(how: int) -> int:
+    """How many pools were looked in, in order, until a machine was found that way."""
+    if how == HOW_OWN_POOL:
+        return 1
+    return 2 if how in (HOW_MIXED, HOW_PREFIX) else POOLS
 
 
 @compiled
@@ -390,18 +360,24 @@ def place_pair(
     draw: int,
     now_us: int,
     hints: Int64s,
-    trace: Int64s,
+    notes: Int64s,
 ) -> tuple[int, int, int, int, int]:
     """Choose a pair as `choose_pair` does and book it: one call from Python instead of three.
 
     Returns `choose_pair`'s answers and the prompt tokens booked as pending (without those
-    cached at the machine, when its cached prefix was why it was chosen).
+    cached at the machine, when its cached prefix was why it was chosen). The machines that
+    were weighed are written to `notes` (see `candidates`), unless it has no rows.
     """
     prompt, token, prompt_how, token_how = choose_pair(
-        state, limits, group, tokens, prompt_blocks, token_blocks, most_blocks, draw, hints, trace
+        state, limits, group, tokens, prompt_blocks, token_blocks, most_blocks, draw, hints
     )
     if prompt == NONE:
         return prompt, token, prompt_how, token_how, 0
+    if notes.shape[0] > 0:
+        notes[0, 0] = notes[0, 2] = 0
+        weigh(state, group, PHASE_PROMPT, _pools_asked(prompt_how), prompt, hints, notes)
+        if token_blocks:
+            weigh(state, group, PHASE_TOKEN, _pools_asked(token_how), token, hints[:0], notes)
     if prompt_how == HOW_PREFIX:
         for k in range(hints.shape[0]):
             if hints[k, 0] == prompt:

@@ -52,7 +52,7 @@ class SchedulerSettings:
     """Starts the counter-based draws of the random policies."""
 
     explain: bool = True
-    """Whether `Assign.candidates` is filled."""
+    """Whether `Assign.weighed` is filled."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, naming them."""

@@ -119,13 +119,11 @@ def _choose(sim: Sim, job: int) -> tuple[int, int, int]:
     shunned = world.jobs[job, SHUNNED] - 1
     if shunned != NONE and cluster.machines[POSITION, shunned] != NONE:
         leave(cluster, shunned)
-        pair = choose_pair(
-            cluster, sim.limits, 0, tokens, prompt_blocks, first, most, draw, NO_HINTS, sim.trace
-        )
+        pair = choose_pair(cluster, sim.limits, 0, tokens, prompt_blocks, first, most, draw, NO_HINTS)
         enter(cluster, shunned)
         if pair[0] != NONE:
             return pair[0], pair[1], pair[2] * HOW_BASE + pair[3]
-    pair = choose_pair(cluster, sim.limits, 0, tokens, prompt_blocks, first, most, draw, NO_HINTS, sim.trace)
+    pair = choose_pair(cluster, sim.limits, 0, tokens, prompt_blocks, first, most, draw, NO_HINTS)
     return pair[0], pair[1], pair[2] * HOW_BASE + pair[3]
 
 

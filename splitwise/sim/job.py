@@ -13,7 +13,7 @@ import numpy as np
 from numba.experimental import structref
 
 from splitwise.scheduling.arrays import ClusterState, install, new_state
-from splitwise.scheduling.policies import new_limits, new_trace
+from splitwise.scheduling.policies import new_limits
 from splitwise.sim.compiled import compiled
 from splitwise.sim.passed import Passed, SimType
 from splitwise.sim.world import World, new_world
@@ -72,7 +72,6 @@ class Sim(Passed):
     world: World
     cluster: ClusterState
     limits: NDArray[np.int64]
-    trace: NDArray[np.int64]
 
 
 structref.define_proxy(Sim, SimType, list(Sim.__annotations__))
@@ -127,7 +126,7 @@ def new_sim(
     limits = new_limits(
         scheduler.policy, scheduler.queue_tokens, scheduler.last_resort_tokens, scheduler.seed
     )
-    return Sim.make(world, state, limits, new_trace())
+    return Sim.make(world, state, limits)
 
 
 @compiled

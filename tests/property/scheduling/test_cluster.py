@@ -147,6 +147,7 @@ def test_machines_do_not_flap(steps) -> None:
 DIGEST = """
 import hashlib, random, sys
 from tests.property.scheduling.world import OPERATIONS, World
+from splitwise.scheduling.decisions import Assign
 from splitwise.scheduling.policies import POLICIES
 from splitwise.scheduling.settings import SchedulerSettings
 digest = hashlib.sha256()
@@ -158,12 +159,13 @@ for seed, policy in enumerate(sorted(POLICIES)):
     for _ in range(300):
         world.step(draw.choice(OPERATIONS), *(draw.randrange(120) for _ in range(3)))
     digest.update("\\n".join(world.log).encode())
+    digest.update(repr([d.weighed for d in world.decisions if isinstance(d, Assign)]).encode())
 print(digest.hexdigest())
 """
 
 
 def test_compiled_and_plain_kernels_decide_alike() -> None:
-    """The same events in a process with numba and one without give the same logs, byte for byte."""
+    """The same events in a process with numba and one without give the same logs and notes, byte for byte."""
     root = Path(__file__).parents[3]
     digests = set()
     for disable in ("0", "1"):

@@ -275,8 +275,10 @@ class World:
                 ]
                 which = group * arrays.POOLS + pool
                 assert sorted(state.members[which, : state.sizes[which]].tolist()) == members
-                for phase, key in enumerate((arrays.PROMPT_KEY, arrays.TOKEN_KEY)):
-                    best = min(members, key=lambda slot: (rows[key, slot], slot), default=arrays.NONE)
+                for phase in range(arrays.PHASES):
+                    key, turn = rows[arrays.PROMPT_KEY + phase], rows[arrays.PROMPT_TURN + phase]
+                    order = sorted((key[slot], turn[slot], slot) for slot in members)
+                    best = order[0][2] if order else arrays.NONE
                     assert arrays.least_loaded(state, group, pool, phase) == best
 
     def _check_lines(self) -> None:

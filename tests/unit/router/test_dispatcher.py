@@ -319,6 +319,11 @@ async def test_why_it_ran_there_can_be_asked_and_is_forgotten_in_time() -> None:
     ]  # fmt: skip
     chosen = {seen.machine_id for seen in explained.decisions[0].candidates if seen.chosen}
     assert chosen == {first.prompt_machine, first.token_machine}
+    weighed = explained.decisions[0].candidates
+    assert {seen.machine_id for seen in weighed} == {"p1", "p2", "t1", "t2"}
+    assert all((seen.queue_tokens, seen.kv_blocks_used, seen.kv_blocks) == (0, 0, 1000) for seen in weighed)
+    again = {seen.machine_id for seen in explained.decisions[-1].candidates}
+    assert again == {"p1", "p2", "t1", "t2"} - {first.prompt_machine, first.token_machine}
     journal = cluster.dispatcher.journal
     for number in range(25_000):
         journal.arrived(f"r{number}", 0.0)

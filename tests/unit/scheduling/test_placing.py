@@ -29,7 +29,41 @@ def test_a_computed_prompt_leaves_the_queue() -> None:
     talk.assigned("a", prompt=5000)
     talk.first("a")
     assert talk.row("p1", arrays.PROMPT_KEY) == 0
-    assert talk.assigned("b").prompt_machine == "p1"
+    assert talk.assigned("b", prompt=5000).prompt_machine == "p2", "equal queues take turns"
+    assert talk.assigned("c").prompt_machine == "p1"
+
+
+@pytest.mark.parametrize("policy", ["jsq", "prefix-aware"])
+def test_idle_machines_take_turns(policy: str) -> None:
+    """One request at a time finds every queue empty: each machine gets its share, in order."""
+    talk = Talk("p1 p2 p3 t1 t2 t3", policy=policy)
+    pairs = []
+    for number in range(9):
+        assign = talk.assigned(f"r{number}")
+        talk.first(f"r{number}")
+        talk.finish(f"r{number}")
+        pairs.append((assign.prompt_machine, assign.token_machine))
+    assert pairs == [("p1", "t1"), ("p2", "t2"), ("p3", "t3")] * 3
+
+
+def test_a_machine_that_joins_an_idle_cluster_is_next() -> None:
+    talk = Talk("p1 t1 t2")
+    for number in range(3):
+        talk.assigned(f"r{number}")
+        talk.first(f"r{number}")
+        talk.finish(f"r{number}")
+    talk.join("p2")
+    assert talk.assigned("next").prompt_machine == "p2"
+
+
+def test_turns_only_decide_between_equals() -> None:
+    talk = Talk("p1 p2 t1 t2")
+    talk.assigned("long", prompt=5000)  # on p1
+    machines = []
+    for number in range(4):
+        machines.append(talk.assigned(f"r{number}", prompt=10).prompt_machine)
+        talk.first(f"r{number}")
+    assert machines == ["p2"] * 4, "p1 waits longer, and has a queue"
 
 
 def test_token_machines_are_compared_by_free_memory() -> None:
@@ -283,20 +317,6 @@ def test_prefixes_of_a_lost_machine_are_forgotten() -> None:
     assert (
         talk.assigned("b", prompt=1000, prefix_hashes=blocks).reason == "prefix-aware:prompt-pool/token-pool"
     )
-
-
-def test_candidates_tell_what_was_looked_at() -> None:
-    talk = Talk("p1 t1 m1", queue_tokens=1000)
-    talk.assigned("a", prompt=900)
-    looked = talk.assigned("b", prompt=900).candidates
-    told = [(c.machine_id, c.phase, c.pool, c.queue_tokens, c.chosen) for c in looked]
-    assert told[:2] == [
-        ("p1", Phase.PROMPT, Pool.PROMPT, 900, False),
-        ("m1", Phase.PROMPT, Pool.MIXED, 0, True),
-    ]
-    assert told[2][:3] == ("t1", Phase.TOKEN, Pool.TOKEN)
-    assert told[2][3] == 60 * 16, "900 prompt tokens and 50 of output, in whole blocks"
-    assert Talk("p1 t1", explain=False).assigned("a").candidates == ()
 
 
 # ---- aside
