@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.router.dashboard.recent import RecentRequests, RequestRecord
@@ -30,6 +31,28 @@ if TYPE_CHECKING:
 _REASONS = {1: "stop", 2: "length", 3: "cancelled"}
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was checked and not started."""
+
+    admitted: Admitted
+    frontend: Frontend
+
+    @property
+    def request_id(self) -> str:
+        """The router's id of it."""
+        return self.admitted.request_id
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens its prompt has."""
+        return len(self.admitted.token_ids)
+
+    def run(self) -> AsyncGenerator[GenerateResponse, None]:
+        """Serve it; closing the generator cancels it. To be called once."""
+        return self.frontend.run(self.admitted)
+
+
 class Frontend:
     """Requests in, messages out; also what the dashboard shows."""
 
@@ -40,15 +63,22 @@ class Frontend:
         self.recent = RecentRequests()
         self.draining = False
 
-    async def generate(
-        self, request: GenerateRequest, *, time_left: float | None = None
-    ) -> AsyncGenerator[GenerateResponse, None]:
-        """Serve one request; closing the generator cancels it. Raises `splitwise.errors`.
+    async def prepare(self, request: GenerateRequest, *, time_left: float | None = None) -> Prepared:
+        """Check a request fully; nothing is started. Raises `splitwise.errors`.
 
         `time_left`: seconds until the client's deadline; None without one.
         """
         deadline = None if time_left is None else time.monotonic() + time_left
-        admitted = await self._admit(request, deadline)
+        try:
+            if self.draining:
+                raise UnavailableError("the router is draining", retry_after=1.0)
+            return Prepared(await self._admission.admit(request, deadline), self)
+        except RemoteError as error:
+            REFUSALS.labels(status_of(error).name).inc()
+            raise
+
+    async def run(self, admitted: Admitted) -> AsyncGenerator[GenerateResponse, None]:
+        """Serve an admitted request; closing the generator cancels it. Raises `splitwise.errors`."""
         session = self.dispatcher.submit(admitted, self._models.get(admitted.model).block_tokens)
         first = True
         try:
@@ -65,15 +95,6 @@ class Frontend:
         finally:
             self.dispatcher.leave(session)
 
-    async def _admit(self, request: GenerateRequest, deadline: float | None) -> Admitted:
-        try:
-            if self.draining:
-                raise UnavailableError("the router is draining", retry_after=1.0)
-            return await self._admission.admit(request, deadline)
-        except RemoteError as error:
-            REFUSALS.labels(status_of(error).name).inc()
-            raise
-
     def list_models(self) -> Sequence[ModelDescription]:
         """Return the models that are known now."""
         return describe_models(self.dispatcher, self._models)
@@ -83,7 +104,7 @@ class Frontend:
         return not self.draining and any(model.serving for model in self.list_models())
 
     async def tokenize(self, request: GenerateRequest) -> list[int]:
-        """Return the token ids of a request's prompt; raises as `generate` does."""
+        """Return the token ids of a request's prompt; raises as `prepare` does."""
         return await self._admission.tokenize(request)
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:

@@ -47,8 +47,8 @@ class Servicer(RouterServicer):
             problem = "request: not a GenerateRequest (text that is not UTF-8, or a truncated message)"
             await abort(context, InvalidRequestError(problem))
         try:
-            answers = self._frontend.generate(request, time_left=context.time_remaining())
-            async with aclosing(answers):
+            prepared = await self._frontend.prepare(request, time_left=context.time_remaining())
+            async with aclosing(prepared.run()) as answers:
                 async for message in answers:
                     yield message
         except RemoteError as error:

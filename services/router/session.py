@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from services.router.mailbox import Mailbox
@@ -43,13 +43,14 @@ class Admitted:
     transfer_mode: TransferMode.ValueType
     deadline: float | None
     arrived: float
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 class Session:
     """State of one request. The dispatcher drives it; the client's call reads its mailbox."""
 
     def __init__(self, admitted: Admitted, serialized_below_tokens: int) -> None:
-        self.request_id = uuid.uuid4().hex
+        self.request_id = admitted.request_id
         self.admitted = admitted
         self.progress = Progress(admitted.token_ids, admitted.sampling)
         self.timing = RequestTiming(admitted.arrived)

@@ -1,4 +1,4 @@
-"""The two generation routes: one call to the router, answered whole or as a stream.
+"""The two generation routes: one call to the router for each prompt, answered whole or as a stream.
 
 Nothing is sent before the router's first message, so everything that goes wrong until then
 is an HTTP status. Later it is an SSE error event, after which the connection is closed in
@@ -18,24 +18,26 @@ from aiohttp import web
 
 from services.router.gateway.bodies import ChatBody, CompletionBody
 from services.router.gateway.logprobs import LogprobWriter
+from services.router.gateway.merge import run_all
 from services.router.gateway.metrics import FAILED_STREAMS, STALLED_STREAMS, STREAMS
 from services.router.gateway.refusals import Refusal, from_error, invalid
-from services.router.gateway.render import DONE, Answer, event
+from services.router.gateway.render import DONE, Answer, Choice, event
 from services.router.gateway.requests import read_body
 from services.router.gateway.stream import EventStream
 from services.router.gateway.translate import chat_call, completion_call, parse
-from splitwise.errors import RemoteError, ServerError, UnavailableError
+from splitwise.errors import RemoteError, UnavailableError
 from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from services.router.gateway.backend import GatewayBackend
+    from services.router.gateway.backend import GatewayBackend, PreparedRequest
     from services.router.gateway.requests import GatewayOptions
     from services.router.gateway.translate import Call
-    from splitwise.rpc.v1.router_pb2 import GenerateResponse
+    from splitwise.rpc.v1.router_pb2 import GenerateRequest, GenerateResponse
 
-    Messages = AsyncGenerator[GenerateResponse, None]
+    Indexed = tuple[int, GenerateResponse]
+    Messages = AsyncGenerator[Indexed, None]
 
 LARGE = 65_536
 """Bytes of JSON that take about a millisecond to read."""
@@ -74,21 +76,33 @@ class GenerationRoutes:
         return await asyncio.to_thread(translate, body)
 
     async def _serve(self, http: web.Request, call: Call) -> web.StreamResponse:
-        try:
-            call.request.model = self._model(call.request.model)
-            echo = await self._echo(call)
-            async with aclosing(self._backend.generate(call.request)) as messages:
-                first = await anext(messages, None)
-                if first is None:
-                    raise _unfinished()
-                answer = self._answer(call, first, echo)
-                headers = {"x-request-id": first.request_id}
-                if not call.stream:
-                    return await _whole(answer, first, messages, headers)
-                stream = EventStream(http, self._options.stall_s, headers)
-                return await _stream(stream, call, answer, first, messages)
-        except RemoteError as error:
-            raise from_error(error, call.names) from error
+        prepared, choices = [], []
+        for index, asked in enumerate(call.prompts):
+            try:
+                one = await self._prepare(asked.request)
+                choices.append(await self._choice(call, index, one.prompt_tokens))
+            except RemoteError as error:
+                raise from_error(error, asked.names) from error
+            prepared.append(one)
+        answer = Answer(
+            chat=call.chat,
+            request_id=prepared[0].request_id,
+            model=call.prompts[0].request.model,
+            created=int(time.time()),
+            choices=choices,
+        )
+        ids = ", ".join(one.request_id for one in prepared)
+        headers = {"x-request-id": ids}
+        async with aclosing(run_all(prepared, [asked.names for asked in call.prompts])) as messages:
+            first = await anext(messages)
+            if not call.stream:
+                return await _whole(answer, len(prepared), first, messages, headers)
+            stream = EventStream(http, self._options.stall_s, headers)
+            return await _stream(stream, call, answer, first, messages, ids)
+
+    async def _prepare(self, request: GenerateRequest) -> PreparedRequest:
+        request.model = self._model(request.model)
+        return await self._backend.prepare(request)
 
     def _model(self, asked: str) -> str:
         """Return the model's name: the only one when none was asked for."""
@@ -99,31 +113,23 @@ class GenerationRoutes:
             raise invalid("model", f"missing; write one of {', '.join(sorted(names))}")
         return asked or names[0]
 
-    async def _echo(self, call: Call) -> str:
-        if not call.echo:
-            return ""
-        request = call.request
+    async def _choice(self, call: Call, index: int, prompt_tokens: int) -> Choice:
+        request = call.prompts[index].request
+        writer = None
+        if call.logprobs is not None:
+            spell = partial(self._backend.spell, request.model)
+            writer = LogprobWriter(spell, call.logprobs, tokens_as_ids=call.tokens_as_ids)
+        echo = await self._text_of(request) if call.echo else ""
+        return Choice(index, chat=call.chat, prompt_tokens=prompt_tokens, logprobs=writer, echo=echo)
+
+    async def _text_of(self, request: GenerateRequest) -> str:
         if request.WhichOneof("prompt") == "text":
             return request.text
         return await self._backend.detokenize(request.model, request.token_ids.ids)
 
-    def _answer(self, call: Call, first: GenerateResponse, echo: str) -> Answer:
-        writer = None
-        if call.logprobs is not None:
-            spell = partial(self._backend.spell, call.request.model)
-            writer = LogprobWriter(spell, call.logprobs, tokens_as_ids=call.tokens_as_ids)
-        return Answer(
-            chat=call.chat,
-            request_id=first.request_id,
-            model=call.request.model,
-            created=int(time.time()),
-            logprobs=writer,
-            echo=echo,
-        )
-
 
 async def _stream(
-    stream: EventStream, call: Call, answer: Answer, first: GenerateResponse, messages: Messages
+    stream: EventStream, call: Call, answer: Answer, first: Indexed, messages: Messages, ids: str
 ) -> web.StreamResponse:
     await stream.begin()
     with STREAMS.track_inprogress():
@@ -133,37 +139,38 @@ async def _stream(
             pass
         except TimeoutError:
             STALLED_STREAMS.inc()
-            get_logger().warning("gateway.stream_stalled", request_id=first.request_id)
+            get_logger().warning("gateway.stream_stalled", request_id=ids)
             stream.cut()
         except Exception as error:  # noqa: BLE001 - headers are out: an event is all that is left
-            await _fail(stream, call, error, first.request_id)
+            await _fail(stream, error, ids)
     return stream.response
 
 
 async def _send_all(
-    stream: EventStream, call: Call, answer: Answer, first: GenerateResponse, messages: Messages
+    stream: EventStream, call: Call, answer: Answer, first: Indexed, messages: Messages
 ) -> None:
     usage = "running" if call.continuous_usage else "null" if call.include_usage else None
-    message: GenerateResponse | None = first
-    while message is not None:
-        chunk = answer.chunk(message, usage)
-        if message.HasField("finished"):
-            if call.include_usage:
-                chunk += answer.usage_chunk(message.finished)
-            await stream.send(chunk + DONE)
-            await stream.end()
-            return
+    index, message = first
+    while True:
+        chunk = answer.chunk(index, message, usage)
+        if answer.finished:
+            break
         await stream.send(chunk)
-        message = await anext(messages, None)
-    raise _unfinished()
+        index, message = await anext(messages)
+    if call.include_usage:
+        chunk += answer.usage_chunk()
+    await stream.send(chunk + DONE)
+    await stream.end()
 
 
-async def _fail(stream: EventStream, call: Call, error: Exception, request_id: str) -> None:
+async def _fail(stream: EventStream, error: Exception, ids: str) -> None:
     """Send an error event and cut the body short."""
-    if isinstance(error, RemoteError):
-        refusal = from_error(error, call.names)
+    if isinstance(error, Refusal):
+        refusal = error
+    elif isinstance(error, RemoteError):  # an ending that is no answer
+        refusal = from_error(error)
     else:
-        get_logger().exception("gateway.stream_failed", request_id=request_id, error=str(error))
+        get_logger().exception("gateway.stream_failed", request_id=ids, error=str(error))
         refusal = Refusal(500, "the gateway failed", kind="server_error", code="internal_error")
     FAILED_STREAMS.labels(refusal.code or refusal.kind).inc()
     with suppress(ConnectionError, TimeoutError):
@@ -172,20 +179,13 @@ async def _fail(stream: EventStream, call: Call, error: Exception, request_id: s
 
 
 async def _whole(
-    answer: Answer, first: GenerateResponse, messages: Messages, headers: dict[str, str]
+    answer: Answer, count: int, first: Indexed, messages: Messages, headers: dict[str, str]
 ) -> web.Response:
-    responses = [first]
-    while not responses[-1].HasField("finished"):
-        message = await anext(messages, None)
-        if message is None:
-            raise _unfinished()
-        responses.append(message)
-    text = answer.whole(responses)
-    return web.Response(text=text, content_type="application/json", headers=headers)
-
-
-def _unfinished() -> ServerError:
-    return ServerError("the answer ended before it was finished", code="INTERNAL")
+    responses: list[list[GenerateResponse]] = [[] for _ in range(count)]
+    responses[first[0]].append(first[1])
+    async for index, message in messages:
+        responses[index].append(message)
+    return web.Response(text=answer.whole(responses), content_type="application/json", headers=headers)
 
 
 def _client_request_id(request: web.Request) -> str:

@@ -49,7 +49,7 @@ class LogprobWriter:
             described = self._described(entry)
             described["top_logprobs"] = [self._described(other) for other in self._most_likely(entry)]
             content.append(described)
-        return {"content": content}
+        return {"content": content, "refusal": None}
 
     def _most_likely(self, entry: TokenLogprob) -> Sequence[TokenAlternative]:
         return entry.top[: self._count]

@@ -13,40 +13,48 @@ if TYPE_CHECKING:
 
 # "developer" is OpenAI's newer name for the system's role.
 ROLE_NAMES = {"developer": "system"}
+MAX_PROMPTS = 128
+"""Prompts in one request: each is a request of its own to the scheduler."""
 
 
-def put_prompt(request: GenerateRequest, prompt: object) -> None:
-    """Set the prompt: text, token ids, or a list with one of either.
+def split_prompts(prompt: object) -> list[tuple[str, object]]:
+    """Return each prompt with its path: one, or the elements of a list of texts or of token id lists.
 
-    Raises a `Refusal` that names the element at fault.
+    Raises a `Refusal` for more than are served in one request.
     """
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
+        return [("prompt", prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid("prompt", f"{len(prompt)} prompts; one request may have {MAX_PROMPTS}")
+    if len(prompt) == 1:
+        return [("prompt", prompt[0])]
+    return [(f"prompt[{index}]", element) for index, element in enumerate(prompt)]
+
+
+def put_prompt(request: GenerateRequest, prompt: object, path: str = "prompt") -> None:
+    """Set the prompt: text or token ids; raises a `Refusal` that names the element at fault."""
     if isinstance(prompt, str):
         if not prompt:
-            raise invalid("prompt", "empty")
+            raise invalid(path, "empty")
         request.text = prompt
     elif isinstance(prompt, list):
-        request.token_ids.ids.extend(_token_ids(prompt))
+        request.token_ids.ids.extend(_token_ids(prompt, path))
     elif prompt is None:
-        raise invalid("prompt", "missing")
+        raise invalid(path, "missing")
     else:
-        raise invalid("prompt", "must be text or a list of token ids")
+        raise invalid(path, "must be text or a list of token ids")
 
 
-def _token_ids(prompt: list[object]) -> list[int]:
+def _token_ids(prompt: list[object], path: str) -> list[int]:
     if not prompt:
-        raise invalid("prompt", "empty")
+        raise invalid(path, "empty")
     ids: list[int] = []
     for index, element in enumerate(prompt):
-        if isinstance(element, str | list):
-            problem = "one prompt per request is served; send the others as requests of their own"
-            raise invalid("prompt", problem)
         # bool is an int to Python, but no token id
         if not isinstance(element, int) or isinstance(element, bool):
-            raise invalid(f"prompt[{index}]", "must be a token id (a whole number)")
+            raise invalid(f"{path}[{index}]", "must be a token id (a whole number)")
         if not 0 <= element <= UINT32:
-            raise invalid(f"prompt[{index}]", f"token id {element} is outside every vocabulary")
+            raise invalid(f"{path}[{index}]", f"token id {element} is outside every vocabulary")
         ids.append(element)
     return ids
 

@@ -102,9 +102,12 @@ class ParamNames:
 
 def from_error(error: errors.RemoteError, names: ParamNames | None = None) -> Refusal:
     """Return what the client is told for one of the router's exceptions."""
+    names = names or ParamNames()
     if isinstance(error, FieldError):
-        problem = error.message.removeprefix(f"{error.field}: ")
-        return invalid((names or ParamNames()).translate(error.field), problem)
+        return invalid(names.translate(error.field), error.message.removeprefix(f"{error.field}: "))
+    path, found, problem = error.message.partition(": ")
+    if isinstance(error, errors.InvalidRequestError) and found and path.startswith("sampling."):
+        return invalid(names.translate(path), problem)  # an engine's own refusal
     for kind, (status, label, code) in _STATUSES.items():
         if isinstance(error, kind):
             param = "model" if code == "model_not_found" else None

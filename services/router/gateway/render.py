@@ -1,23 +1,30 @@
 """Answers as JSON: whole ones and SSE chunks, for completions and for chats.
 
-What is equal in all chunks of an answer is written once; each chunk then adds its text.
+A body holds one choice for each prompt. What is equal in all chunks is written once; each chunk
+then adds its choice's text.
 All JSON here is ASCII, so that no client splits an event at a line separator in the text.
 """
 
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from splitwise.errors import CancelledError, ServerError
 from splitwise.rpc.v1.common_pb2 import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from services.router.gateway.logprobs import LogprobWriter
+    from splitwise.rpc.v1.common_pb2 import TokenLogprob
     from splitwise.rpc.v1.router_pb2 import Finished, GenerateResponse
 
 _REASONS = {FinishReason.FINISH_REASON_STOP: "stop", FinishReason.FINISH_REASON_LENGTH: "length"}
 DONE = b"data: [DONE]\n\n"
+FINGERPRINT = f"splitwise-{version('splitwise')}"
+"""What OpenAI calls the system's fingerprint: equal seeds give equal texts only where it is equal."""
 
 
 def event(body: str) -> bytes:
@@ -47,43 +54,29 @@ def usage_of(prompt_tokens: int, output_tokens: int, cached: int | None = None) 
     return usage
 
 
-class Answer:
-    """The JSON form of one answer. `echo` is text that goes before it (completions only)."""
+class Choice:
+    """The JSON form of one prompt's answer. `echo` is text that goes before it (completions only)."""
 
     def __init__(
         self,
+        index: int,
         *,
         chat: bool,
-        request_id: str,
-        model: str,
-        created: int,
-        logprobs: LogprobWriter | None,
+        prompt_tokens: int,
+        logprobs: LogprobWriter | None = None,
         echo: str = "",
     ) -> None:
+        self.index = index
+        self.finished: Finished | None = None
         self._chat = chat
         self._logprobs = logprobs
         self._echo = echo
-        self._identity = {
-            "id": f"chatcmpl-{request_id}" if chat else f"cmpl-{request_id}",
-            "object": ("chat.completion" if chat else "text_completion"),
-            "created": created,
-            "model": model,
-        }
-        self._prompt_tokens = 0
+        self._prompt_tokens = prompt_tokens
         self._output_tokens = 0
         self._begun = False
-        self._head = json.dumps(self._identity | {"object": self._chunk_object()}, separators=(",", ":"))[:-1]
 
-    def _chunk_object(self) -> str:
-        return "chat.completion.chunk" if self._chat else "text_completion"
-
-    # ---- streaming
-
-    def chunk(self, response: GenerateResponse, usage: str | None) -> bytes:
-        """Return the event for one message. `usage`: None leaves it out, else ``null`` or ``running``."""
-        ended = response.HasField("finished")
-        reason = finish_reason(response.finished) if ended else None
-        self._count(response)
+    def part(self, response: GenerateResponse) -> str:
+        """Return the choice in the chunk for one message."""
         text = response.text
         if self._begun:
             content = (
@@ -94,37 +87,27 @@ class Answer:
         else:
             content = f'"text":{json.dumps(self._echo + text)}'
         self._begun = True
-        logprobs = "null" if self._logprobs is None else json.dumps(self._shape(response, self._logprobs))
-        tail = f',"finish_reason":"{reason}"' if reason else ',"finish_reason":null'
-        if ended:
-            tail += f',"stop_reason":{json.dumps(response.finished.stop_matched or None)}'
-        choice = f'{{"index":0,{content},"logprobs":{logprobs}{tail}}}'
-        shown = ""
-        if usage is not None:
-            shown = f',"usage":{self._running_usage() if usage == "running" else "null"}'
-        return event(f'{self._head},"choices":[{choice}]{shown}}}')
-
-    def usage_chunk(self, finished: Finished) -> bytes:
-        """Return the event after the last chunk: no choices, the whole usage."""
-        return event(f'{self._head},"choices":[],"usage":{json.dumps(_final_usage(finished))}}}')
-
-    def _count(self, response: GenerateResponse) -> None:
-        self._prompt_tokens = response.prompt_tokens or self._prompt_tokens
         self._output_tokens += len(response.token_ids)
+        logprobs = "null"
+        if self._logprobs is not None:
+            logprobs = json.dumps(self._shape(response.logprobs, self._logprobs))
+        if response.HasField("finished"):
+            self.finished = response.finished
+            stop_reason = json.dumps(response.finished.stop_matched or None)
+            tail = f'"finish_reason":"{finish_reason(response.finished)}","stop_reason":{stop_reason}'
+        else:
+            tail = '"finish_reason":null'
+        return f'{{"index":{self.index},{content},"logprobs":{logprobs},{tail}}}'
 
-    def _running_usage(self) -> str:
+    def running_usage(self) -> str:
+        """Return the usage of this choice so far."""
         return json.dumps(usage_of(self._prompt_tokens, self._output_tokens))
 
-    def _shape(self, response: GenerateResponse, writer: LogprobWriter) -> dict[str, Any]:
-        return writer.chat(response.logprobs) if self._chat else writer.completion(response.logprobs)
-
-    # ---- whole
-
-    def whole(self, responses: list[GenerateResponse]) -> str:
-        """Return the body for all messages of an answer; the last one is `finished`."""
-        finished = responses[-1].finished
+    def whole(self, responses: Sequence[GenerateResponse]) -> dict[str, Any]:
+        """Return the choice for all messages of an answer; the last one is `finished`."""
+        self.finished = responses[-1].finished
         text = "".join([response.text for response in responses])
-        choice: dict[str, Any] = {"index": 0}
+        choice: dict[str, Any] = {"index": self.index}
         if self._chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
@@ -132,12 +115,59 @@ class Answer:
         choice["logprobs"] = None
         if self._logprobs is not None:
             every = [entry for response in responses for entry in response.logprobs]
-            writer = self._logprobs
-            choice["logprobs"] = writer.chat(every) if self._chat else writer.completion(every)
-        choice["finish_reason"] = finish_reason(finished)
-        choice["stop_reason"] = finished.stop_matched or None
-        return json.dumps(self._identity | {"choices": [choice], "usage": _final_usage(finished)})
+            choice["logprobs"] = self._shape(every, self._logprobs)
+        choice["finish_reason"] = finish_reason(self.finished)
+        choice["stop_reason"] = self.finished.stop_matched or None
+        return choice
+
+    def _shape(self, logprobs: Iterable[TokenLogprob], writer: LogprobWriter) -> dict[str, Any]:
+        return writer.chat(logprobs) if self._chat else writer.completion(logprobs)
 
 
-def _final_usage(finished: Finished) -> dict[str, Any]:
-    return usage_of(finished.prompt_tokens, finished.output_tokens, finished.cached_prompt_tokens)
+class Answer:
+    """The JSON form of a body: its identity and its choices."""
+
+    def __init__(
+        self, *, chat: bool, request_id: str, model: str, created: int, choices: Sequence[Choice]
+    ) -> None:
+        self._choices = choices
+        self._identity = {
+            "id": f"chatcmpl-{request_id}" if chat else f"cmpl-{request_id}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": created,
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        chunk = "chat.completion.chunk" if chat else "text_completion"
+        self._head = json.dumps(self._identity | {"object": chunk}, separators=(",", ":"))[:-1]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.finished is not None for choice in self._choices)
+
+    def chunk(self, index: int, response: GenerateResponse, usage: str | None) -> bytes:
+        """Return the event for one message. `usage`: None leaves it out, else ``null`` or ``running``."""
+        choice = self._choices[index]
+        part = choice.part(response)
+        shown = ""
+        if usage is not None:
+            shown = f',"usage":{choice.running_usage() if usage == "running" else "null"}'
+        return event(f'{self._head},"choices":[{part}]{shown}}}')
+
+    def usage_chunk(self) -> bytes:
+        """Return the event after the last chunk: no choices, the whole usage."""
+        return event(f'{self._head},"choices":[],"usage":{json.dumps(self._usage())}}}')
+
+    def whole(self, responses: Sequence[Sequence[GenerateResponse]]) -> str:
+        """Return the body for all messages of each choice."""
+        choices = [choice.whole(each) for choice, each in zip(self._choices, responses, strict=True)]
+        return json.dumps(self._identity | {"choices": choices, "usage": self._usage()})
+
+    def _usage(self) -> dict[str, Any]:
+        ended = [choice.finished for choice in self._choices if choice.finished is not None]
+        return usage_of(
+            sum(finished.prompt_tokens for finished in ended),
+            sum(finished.output_tokens for finished in ended),
+            sum(finished.cached_prompt_tokens for finished in ended),
+        )

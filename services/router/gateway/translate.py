@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from services.router.gateway.bodies import Body, ChatBody, CompletionBody, GenerationBody, TokenizeBody
-from services.router.gateway.prompts import put_messages, put_prompt
+from services.router.gateway.prompts import put_messages, put_prompt, split_prompts
 from services.router.gateway.refusals import ParamNames, from_validation, invalid
 from services.router.gateway.unserved import refuse_unserved
 from splitwise.rpc.v1.router_pb2 import GenerateRequest
@@ -20,11 +20,18 @@ B = TypeVar("B", bound=Body)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One generation request and how its answer is to look."""
+class Asked:
+    """One prompt with its sampling: a request of its own to the router."""
 
     request: GenerateRequest
     names: ParamNames
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one body asks for, one answer for each prompt, and how they are to look."""
+
+    prompts: tuple[Asked, ...]
     chat: bool
     stream: bool
     include_usage: bool
@@ -64,11 +71,13 @@ def completion_call(body: CompletionBody, client_request_id: str) -> Call:
         raise invalid("best_of", f"{body.best_of}: only 1 is served; send the request several times")
     if body.echo and body.logprobs is not None:
         raise invalid("echo", "not served with logprobs: the prompt has no log probabilities here")
-    request = GenerateRequest(model=body.model or "", client_request_id=client_request_id)
-    put_prompt(request, body.prompt)
-    sampling = _sampling_names(body)
-    _put_sampling(request.sampling, body, body.logprobs)
-    return _call(request, body, ParamNames(sampling=sampling), body.logprobs, echo=bool(body.echo))
+    prompts = []
+    for path, prompt in split_prompts(body.prompt):
+        request = GenerateRequest(model=body.model or "", client_request_id=client_request_id)
+        put_prompt(request, prompt, path)
+        _put_sampling(request.sampling, body, body.logprobs)
+        prompts.append(Asked(request, ParamNames(prompt=path, sampling=_sampling_names(body))))
+    return _call(prompts, body, body.logprobs, echo=bool(body.echo))
 
 
 def chat_call(body: ChatBody, client_request_id: str) -> Call:
@@ -81,7 +90,7 @@ def chat_call(body: ChatBody, client_request_id: str) -> Call:
     put_messages(request, body.messages)
     sampling = _sampling_names(body) | {"logprobs": "top_logprobs"}
     _put_sampling(request.sampling, body, logprobs)
-    return _call(request, body, ParamNames(sampling=sampling), logprobs, chat=True)
+    return _call([Asked(request, ParamNames(sampling=sampling))], body, logprobs, chat=True)
 
 
 def tokenize_request(body: TokenizeBody) -> GenerateRequest:
@@ -97,9 +106,8 @@ def tokenize_request(body: TokenizeBody) -> GenerateRequest:
 
 
 def _call(
-    request: GenerateRequest,
+    prompts: list[Asked],
     body: GenerationBody,
-    names: ParamNames,
     logprobs: int | None,
     *,
     chat: bool = False,
@@ -109,8 +117,7 @@ def _call(
     if options is not None and not body.stream:
         raise invalid("stream_options", "only allowed when stream is true")
     return Call(
-        request,
-        names,
+        tuple(prompts),
         chat=chat,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),

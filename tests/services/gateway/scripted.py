@@ -31,6 +31,17 @@ CONTEXT = 512
 
 
 @dataclass
+class ScriptedRequest:
+    backend: ScriptedBackend
+    request_id: str
+    sampling: SamplingParams
+    prompt_tokens: int
+
+    def run(self) -> AsyncGenerator[GenerateResponse, None]:
+        return self.backend.run(self.request_id, self.sampling, self.prompt_tokens)
+
+
+@dataclass
 class ScriptedBackend:
     """Serves one model, "tiny", over the byte vocabulary.
 
@@ -51,9 +62,10 @@ class ScriptedBackend:
     names: tuple[str, ...] = ("tiny",)
     requests: list[GenerateRequest] = field(default_factory=list)
     running: int = 0
+    prepared: int = 0
     vocabulary: ByteVocabulary = field(default_factory=lambda: ByteVocabulary(VOCABULARY))
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateResponse, None]:
+    async def prepare(self, request: GenerateRequest) -> ScriptedRequest:
         self.requests.append(request)
         check_request(request)
         prompt = await self.tokenize(request)
@@ -61,9 +73,16 @@ class ScriptedBackend:
         kind = request.WhichOneof("prompt")
         path = "token_ids.ids" if kind == "token_ids" else str(kind)
         check_prompt_tokens(path, prompt, sampling, max_model_len=self.context, vocab_size=VOCABULARY)
+        self.prepared += 1
+        return ScriptedRequest(self, f"r{self.prepared}", sampling, len(prompt))
+
+    async def run(
+        self, request_id: str, sampling: SamplingParams, prompt_tokens: int
+    ) -> AsyncGenerator[GenerateResponse, None]:
         self.running += 1
         try:
-            async for response in self._answer(sampling, len(prompt)):
+            async for response in self._answer(sampling, prompt_tokens):
+                response.request_id = request_id
                 yield response
         finally:
             self.running -= 1
@@ -94,7 +113,6 @@ class ScriptedBackend:
             logprobs = [_logprob(token)] if sampling.HasField("logprobs") else []
             piece = answer.push(Arrived([256 if ended else token], logprobs, reason))
             response = GenerateResponse(
-                request_id="r1",
                 text=piece.text,
                 token_ids=piece.token_ids,
                 logprobs=piece.logprobs,

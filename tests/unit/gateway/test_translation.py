@@ -35,9 +35,10 @@ def refused(body: dict[str, Any], kind: str) -> Refusal | None:
     raw = json.dumps(body).encode()
     try:
         if kind == "chat":
-            check_request(chat_call(parse(ChatBody, raw), "").request)
+            check_request(chat_call(parse(ChatBody, raw), "").prompts[0].request)
         elif kind == "completion":
-            check_request(completion_call(parse(CompletionBody, raw), "").request)
+            for asked in completion_call(parse(CompletionBody, raw), "").prompts:
+                check_request(asked.request)
         elif kind == "tokenize":
             check_request(tokenize_request(parse(TokenizeBody, raw)))
         else:
