@@ -11,9 +11,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    model_validator,
+)
 
 from splitwise.config.address import Address
+from splitwise.power.caps import Cap
 
 
 def _split(value: object) -> object:
@@ -23,6 +32,15 @@ def _split(value: object) -> object:
     )
 
 
+def _cap(value: object) -> object:
+    """Read a power cap from its text; null is none."""
+    if value is None:
+        return Cap()
+    return Cap.parse(value) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
+PowerCap = Annotated[Cap, BeforeValidator(_cap), PlainSerializer(str)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(_split)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
@@ -104,6 +122,9 @@ class RouterSettings(Section):
     """A machine that is silent for so long is taken for lost."""
     transfer_lease_ms: int = Field(default=60_000, ge=100)
     """The KV cache must have arrived within this time after the assignment."""
+    power_budget_watts: float | None = Field(default=None, gt=0)
+    """Power limits of all GPUs together, in watts, shared out by the router (see docs/power.md);
+    null: no budget."""
     request_log: Path | None = None
     """File that gets one JSON line for each finished request: sizes and times, never contents
     (see docs/router.md); null: none."""
@@ -154,6 +175,11 @@ class MachineSettings(Section):
     """The name that requests use; default: the folder's name."""
     engine: EngineSettings = EngineSettings()
     """Which engine runs, and its options."""
+    power_agent: Address | None = None
+    """The node's power agent, which caps this machine's GPUs by its pool; null: no caps."""
+    gpus: Words = ()
+    """UUIDs or numbers (in the order of the PCI bus) of the GPUs that the power agent caps;
+    default: CUDA_VISIBLE_DEVICES, and without that all of the node."""
     max_waiting: int = Field(default=1024, ge=1)
     """Accepted and not yet started work; beyond it the machine refuses (OVERLOADED)."""
     reconnect_grace_s: float = Field(default=2.0, ge=0)
@@ -212,11 +238,38 @@ class KvdSettings(Section):
         return self
 
 
+class PowerSettings(Section):
+    """The power agent of one node (see docs/power.md). A cap is none, a share of the GPU's
+    default limit such as 50%, or watts such as 350W."""
+
+    node: Name = "node"
+    """The node's name."""
+    listen: Address = Address("127.0.0.1", 7600)
+    """Where machines of this node and operators reach it (gRPC)."""
+    state: Path = Path("/run/splitwise-power/limits.json")
+    """File that keeps the previous limits until they are given back."""
+    prompt_cap: PowerCap = Cap()
+    """Cap of machines in the prompt pool; the prompt phase slows down under one."""
+    token_cap: PowerCap = Cap(fraction=0.5)
+    """Cap of machines in the token pool (50% does not slow them down: HHcap, Splitwise paper).
+    It is lifted while they are borrowed for prompts."""
+    mixed_cap: PowerCap = Cap()
+    """Cap of machines of the prompt pool while they are borrowed for tokens."""
+    recap_after_s: float = Field(default=2.0, ge=0)
+    """How long a borrowed machine must be back in the token pool before it is capped again."""
+    period_s: float = Field(default=1.0, ge=0.05, le=60)
+    """How often limits and draw are read."""
+    report_only: bool = False
+    """Read and report, and never set a limit."""
+    nvml: str = "pynvml"
+    """The Python module that speaks to the driver; services.power.emulated_nvml emulates GPUs."""
+
+
 class TlsSettings(Section):
     """TLS between processes: all of `ca`, `certificate` and `key`, or none (plain TCP).
 
     A service's certificate carries the DNS name ``ROLE.splitwise`` (router, machine, kvd,
-    operator, client); both ends check the other's role, wherever it runs.
+    power, operator, client); both ends check the other's role, wherever it runs.
     """
 
     ca: Path | None = None
@@ -257,5 +310,6 @@ class Settings(Section):
     router: RouterSettings = RouterSettings()
     machine: MachineSettings = MachineSettings()
     kvd: KvdSettings = KvdSettings()
+    power: PowerSettings = PowerSettings()
     tls: TlsSettings = TlsSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

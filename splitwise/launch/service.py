@@ -138,5 +138,10 @@ async def _run(serve: Callable[[Settings, Lifecycle], Awaitable[None]], settings
 
 
 def _name(settings: Settings, section: str) -> str:
-    names = {"machine": settings.machine.id, "kvd": settings.kvd.node, "router": settings.router.router_id}
+    names = {
+        "machine": settings.machine.id,
+        "kvd": settings.kvd.node,
+        "power": settings.power.node,
+        "router": settings.router.router_id,
+    }
     return names.get(section, "")
