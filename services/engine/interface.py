@@ -58,6 +58,7 @@ class TokenWork:
     source_kvd_address: str
     source_engine_id: str
     lease_ms: int
+    traceparent: str = ""  # W3C: the span that the daemon's is a child of; empty: not traced
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ __all__ = ["AttachError", "Failed", "KvdClient", "Notice", "Received", "Released
 
 # A peer's copy into our memory that was inside the kernel when our daemon died may still end.
 SETTLE_S = 0.1
+FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 0.2  # between attempts to find the next daemon
 _REMEMBERED_ENDS = 8192
 Side = Literal["prompt", "token"]
 
@@ -248,6 +249,7 @@ class KvdClient:
         source_kvd_address: str,
         source_engine_id: str,
         lease_ms: int = 60_000,
+        traceparent: str = "",
     ) -> None:
         """Give blocks to a transfer: the daemon lets the source write them.
 
@@ -263,6 +265,7 @@ class KvdClient:
                 source_kvd_address=source_kvd_address,
                 source_engine_id=source_engine_id,
                 lease_ms=lease_ms,
+                traceparent=traceparent,
             )
         )
         self._open_transfer(key, "token", message)
@@ -358,7 +361,7 @@ class KvdClient:
 
     def _run(self) -> None:
         """Connect, attach, receive; again after a loss, until closed."""
-        pause = 0.05
+        pause = FIRST_REDIAL_S
         while not self._closing:
             try:
                 link = Link(self.socket_path, self._stop_fd, self._lock)
@@ -366,9 +369,9 @@ class KvdClient:
                 self._lost(f"no daemon listens there ({error.strerror or error})")
             else:
                 if self._serve(link):
-                    pause = 0.05
+                    pause = FIRST_REDIAL_S
             self._pause(pause)
-            pause = min(pause * 2, 1.0)
+            pause = min(pause * 2, LAST_REDIAL_S)
 
     def _serve(self, link: Link) -> bool:
         """Run one session; True when it was attached."""

@@ -31,6 +31,7 @@ from splitwise.kv.source import GrantedBlocks
 from splitwise.kv.states import FINAL, TransferState
 from splitwise.rpc.v1 import kvd_pb2 as pb
 from splitwise.telemetry import get_logger
+from splitwise.telemetry.tracing import NO_SPAN, start_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from services.kvd.peers import Line
     from splitwise.kv.destination import DestinationAction
     from splitwise.kv.geometry import Geometry
+    from splitwise.telemetry.tracing import Span
 
 GRANT_TIMEOUT_S = 5.0
 REVOKE_TIMEOUT_S = 2.0
@@ -70,6 +72,7 @@ class DestinationSide:
     source_ucx_address: bytes = b""
     signal: pb.CompletionSignal | None = None
     acknowledged: bool = False
+    span: Span = NO_SPAN
     grant_sent: bool = False  # the source may have the addresses of the engine's memory
 
     @property
@@ -102,6 +105,9 @@ class Destinations:
         transfer = DestinationTransfer(key, len(request.block_ids) * per_block, deadline)
         local = self._node.is_here(request.source_kvd_address)
         side = DestinationSide(transfer, engine, request, local)
+        side.span = start_span(
+            "KV receive", request.traceparent, transfer=str(key), blocks=len(request.block_ids)
+        )
         try:
             self._node.require_serving()
             self._check_blocks(geometry, request)
@@ -111,6 +117,7 @@ class Destinations:
             stale = error.cause is Rejection.STALE_GENERATION
             failure = pb.TRANSFER_FAILURE_STALE if stale else pb.TRANSFER_FAILURE_REFUSED
             engine.tell(_failed(key, failure, str(error)))
+            side.span.end(error=error.cause.value)
             return
         self._do(side, transfer.reserve())
 
@@ -219,6 +226,7 @@ class Destinations:
             self._node.sources.grant(
                 side.key, source, blocks, LocalTarget(side.engine),
                 lease=request.lease_ms / 1e3, checksum=self._node.settings.checksum,
+                traceparent=side.span.traceparent,
             )  # fmt: skip
         except RejectedError as error:
             self._node.counters.reject(error.cause.value)
@@ -271,6 +279,7 @@ class Destinations:
             lease_ms=request.lease_ms,
             checksum=self._node.settings.checksum,
             node_id=self._node.settings.node,
+            traceparent=side.span.traceparent,
         )
 
     def _watch(self, side: DestinationSide) -> None:
@@ -324,6 +333,7 @@ class Destinations:
     def _deliver(self, side: DestinationSide, action: Deliver) -> None:
         stats = side.signal.stats if side.signal is not None else None
         self._node.counters.delivered += 1
+        side.span.end()
         received = pb.Received(transfer=ref(side.key), first_token=action.first_token, stats=stats)
         side.engine.tell(pb.DaemonMessage(received=received))
         self._node.report(
@@ -387,6 +397,7 @@ class Destinations:
     def _fail(self, side: DestinationSide, action: Fail) -> None:
         self._node.counters.failed += 1
         failure = FAILURE_OF_CAUSE[action.cause]
+        side.span.end(error=action.cause.value)
         side.engine.tell(_failed(side.key, failure, action.message))
         self._node.report(
             side.engine.engine_id,

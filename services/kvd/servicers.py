@@ -63,7 +63,10 @@ class PeerServicer(KvdPeerServicer):
             node.peers.line(target.address, target.ucx_address).key(target.rkey)
             blocks = GrantedBlocks(request.first_block, tuple(request.block_ids))
             lease = request.lease_ms / 1e3
-            node.sources.grant(key, engine, blocks, target, lease=lease, checksum=request.checksum)
+            node.sources.grant(
+                key, engine, blocks, target,
+                lease=lease, checksum=request.checksum, traceparent=request.traceparent,
+            )  # fmt: skip
         except RejectedError as error:
             await self._refuse(context, error)
         except UcxError as error:

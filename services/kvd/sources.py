@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from services.kvd import metrics
 from services.kvd.convert import FAILURE_OF_END, ref
+from services.kvd.traces import trace_push
 from services.kvd.ucx import UcxError
 from splitwise.kv.identity import TransferKey
 from splitwise.kv.integrity import LayerDigests
@@ -82,6 +83,8 @@ class SourceSide:
     last_put: float = 0.0
     token_at: float | None = None
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    traceparent: str = ""  # of the destination's span
+    granted_at: float = 0.0
 
     @property
     def key(self) -> TransferKey:
@@ -165,7 +168,7 @@ class Sources:
 
     def grant(
         self, key: TransferKey, engine: Engine, blocks: GrantedBlocks, target: Target, *,
-        lease: float, checksum: bool,
+        lease: float, checksum: bool, traceparent: str = "",
     ) -> None:  # fmt: skip
         """A destination gives its blocks; raises `RejectedError`."""
         side = self._ledger.get(key)
@@ -175,6 +178,7 @@ class Sources:
             raise RejectedError(Rejection.REUSED_TRANSFER, f"transfer {key} has a grant already")
         side.target = target
         side.checksum = checksum
+        side.traceparent, side.granted_at = traceparent, time.monotonic()
         side.stats.transport = "ucx" if isinstance(target, RemoteTarget) else "local"
         side.stats.blocks_skipped = blocks.first_block
         self._do(side, side.transfer.grant(self._node.now(), blocks, lease))
@@ -381,6 +385,8 @@ class Sources:
         if action.delivered:
             hand_over = None if side.token_at is None else time.monotonic() - side.token_at
             metrics.delivered(side.stats, hand_over)
+        if side.traceparent:
+            trace_push(side, action)
         side.engine.tell(
             _released(side.key, delivered=action.delivered, message=action.message, stats=side.stats)
         )

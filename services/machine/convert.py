@@ -61,8 +61,8 @@ def prompt_work(start: StartPrompt) -> PromptWork:
     )
 
 
-def token_work(start: StartToken) -> TokenWork:
-    """Read a StartToken; raises `ValueError`."""
+def token_work(start: StartToken, traceparent: str = "") -> TokenWork:
+    """Read a StartToken; raises `ValueError`. `traceparent`: of the span of this work."""
     return TokenWork(
         key=work_key(start.work),
         token_ids=_prompt(start.token_ids),
@@ -71,6 +71,7 @@ def token_work(start: StartToken) -> TokenWork:
         source_kvd_address=start.source_kvd_address,
         source_engine_id=start.source_engine_id,
         lease_ms=start.lease_ms,
+        traceparent=traceparent,
     )
 
 

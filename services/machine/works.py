@@ -33,6 +33,7 @@ from splitwise.rpc.v1.machine_pb2 import (
 )
 from splitwise.scheduling.events import Phase
 from splitwise.telemetry import get_logger
+from splitwise.telemetry.tracing import NO_SPAN, start_span
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from services.machine.transfers import TransferWatch
     from splitwise.rpc.v1.kvd_pb2 import TransferReport
     from splitwise.rpc.v1.machine_pb2 import CancelWork, StartPrompt, StartToken, WorkRef
+    from splitwise.telemetry.tracing import Span
 
 Slot = tuple[Phase, WorkKey]
 REPORT_WAIT_S = 0.1
@@ -65,6 +67,7 @@ class Work:
     key: WorkKey
     outbox: Outbox
     prompt_tokens: int
+    span: Span = NO_SPAN
     began: float = field(default_factory=monotonic)
     started: bool = False  # it made a token
     kv_received: bool = False
@@ -97,17 +100,18 @@ class WorkTable:
         except ValueError as error:
             _refuse(outbox, Phase.PROMPT, start.work, FAILURE_CAUSE_INVALID, str(error))
             return
-        work = Work(Phase.PROMPT, item.key, outbox, len(item.token_ids))
+        work = Work(Phase.PROMPT, item.key, outbox, len(item.token_ids), _span(Phase.PROMPT, start))
         self._start(work, start.work, self._run_prompt(work, item))
 
     def start_token(self, outbox: Outbox, start: StartToken) -> None:
         """Begin a token phase, or answer why not."""
+        span = _span(Phase.TOKEN, start)
         try:
-            item = token_work(start)
+            item = token_work(start, span.traceparent)
         except ValueError as error:
             _refuse(outbox, Phase.TOKEN, start.work, FAILURE_CAUSE_INVALID, str(error))
             return
-        work = Work(Phase.TOKEN, item.key, outbox, len(item.token_ids))
+        work = Work(Phase.TOKEN, item.key, outbox, len(item.token_ids), span)
         self._start(work, start.work, self._run_token(work, item))
 
     def cancel(self, phase: Phase, command: CancelWork) -> None:
@@ -168,6 +172,7 @@ class WorkTable:
         if refusal is not None:
             run.close()
             _refuse(work.outbox, work.phase, ref, *refusal)
+            work.span.end(error=metrics.OUTCOMES[refusal[0]])
             return
         self._works[work.phase, work.key] = work
         self._empty.clear()
@@ -203,12 +208,14 @@ class WorkTable:
             get_logger().exception("work.failed", request_id=work.key.request_id, phase=work.phase.value)
             self._fail(work, FAILURE_CAUSE_ENGINE, f"{type(error).__name__}: {error}")
         finally:
+            work.span.end()
             self._works.pop((work.phase, work.key), None)
             if not self._works:
                 self._empty.set()
 
     def _fail(self, work: Work, cause: FailureCause.ValueType, message: str) -> None:
         _refuse(work.outbox, work.phase, work_ref(work.key), cause, message)
+        work.span.end(error=metrics.OUTCOMES[cause])
 
     def _cancel(self, work: Work, reason: str) -> None:
         if work.cancelled is None and work.task is not None:
@@ -260,15 +267,28 @@ class WorkTable:
         if work.phase is Phase.PROMPT:
             self.prompt_tokens_done += work.prompt_tokens
             metrics.PROMPT.observe(seconds)
+            work.span.end()  # its KV cache is kept, but the phase is over
         else:
+            work.span.event("second token")
             metrics.KV_WAIT.observe(seconds)
 
     def _received(self, work: Work, report: TransferReport) -> None:
         work.reported.set()
         if report.delivered:
             work.kv_received = True
+            work.span.event("KV received", bytes=report.stats.bytes)
             event = KvReceived(work=work_ref(work.key), stats=report.stats)
             work.outbox.add(MachineEvent(kv_received=event))
+
+
+def _span(phase: Phase, start: StartPrompt | StartToken) -> Span:
+    return start_span(
+        f"{phase.value} phase",
+        start.traceparent,
+        request_id=start.work.request_id,
+        attempt=start.work.attempt,
+        prompt_tokens=len(start.token_ids),
+    )
 
 
 def _refuse(outbox: Outbox, phase: Phase, ref: WorkRef, cause: FailureCause.ValueType, message: str) -> None:

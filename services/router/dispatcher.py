@@ -14,6 +14,7 @@ from services.router import metrics
 from services.router.admission import prefix_hashes
 from services.router.journal import Journal
 from services.router.session import Session
+from services.router.traces import begin_trace
 from splitwise.errors import OverloadedError, RemoteError, UnavailableError
 from splitwise.requests import CannotContinueError
 from splitwise.rpc.status import EXCEPTIONS
@@ -71,6 +72,7 @@ class Dispatcher:
     def submit(self, admitted: Admitted, block_tokens: int) -> Session:
         """Give a checked request to the scheduler; its session's mailbox has the rest."""
         session = Session(admitted, self._settings.serialized_below_tokens)
+        session.trace = begin_trace(session.request_id, admitted)
         self.sessions[session.request_id] = session
         self.counters.received += 1
         now = time.monotonic()
@@ -183,6 +185,7 @@ class Dispatcher:
         if session.first_seen:
             return
         ended = session.prompt_tokens(tokens, now)
+        session.trace.first_token()
         deferred, session.deferred = session.deferred, []
         finishes = ended is not None and not deferred
         self._events.append(ev.FirstTokenMade(now, session.request_id, session.attempt, finishes=finishes))
@@ -224,6 +227,7 @@ class Dispatcher:
             return
         if received.HasField("stats"):
             session.kv_received(received.stats)
+            session.trace.kv_received(received.stats)
         arrived = ev.KvReceived(now, received.work.request_id, received.work.attempt)
         if session.first_seen:
             self._events.append(arrived)
@@ -232,8 +236,12 @@ class Dispatcher:
 
     def _failed(self, phase: Phase, failed: pb.WorkFailed, now: float) -> None:
         cause = CAUSES.get(failed.cause)
-        if cause is None or self._current(failed.work, "failed") is None:  # our own cancel was answered
+        if cause is None:  # our own cancel was answered
             return
+        session = self._current(failed.work, "failed")
+        if session is None:
+            return
+        session.trace.attempt_failed(phase.value, cause.value)
         metrics.ATTEMPTS_FAILED.labels(phase.value, cause.value).inc()
         get_logger().info(
             "attempt.failed",
@@ -308,7 +316,9 @@ class Dispatcher:
             self._end(decision.request_id, "cancelled", None)
         elif isinstance(decision, de.Restart):
             self.counters.restarted += 1
-            self.sessions[decision.request_id].give_up()
+            session = self.sessions[decision.request_id]
+            session.give_up()
+            session.trace.restarted(decision.reason)
         elif isinstance(decision, de.MovePool):
             self.pool_reasons[decision.machine_id] = decision.reason
             get_logger().info(
@@ -332,7 +342,9 @@ class Dispatcher:
             self._events.append(ev.RequestCancelled(now, session.request_id, "cannot be continued"))
             return
         start_prompt, start_token = commands
+        start_prompt.traceparent = session.trace.assigned(decision)
         if start_token is not None:
+            start_token.traceparent = start_prompt.traceparent
             token.start_token(start_token)
         prompt.start_prompt(start_prompt)
 
@@ -350,6 +362,7 @@ class Dispatcher:
             session.fail(UnavailableError("the engine ended the request without its last token"))
             outcome = "failed"
         session.outcome = outcome
+        session.trace.ended(outcome, session.finished)
         setattr(self.counters, outcome, getattr(self.counters, outcome) + 1)
         self._on_end(session)
 

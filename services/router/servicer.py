@@ -17,6 +17,7 @@ from splitwise.rpc.status import abort, status_of
 from splitwise.rpc.v1 import router_pb2 as pb
 from splitwise.rpc.v1.router_pb2_grpc import RouterServicer, add_RouterServicer_to_server
 from splitwise.scheduling import events as ev
+from splitwise.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,6 +44,7 @@ class Servicer(RouterServicer):
         self, request: pb.GenerateRequest | None, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Serve one request. None stands for a message that could not be read."""
+        tracing.accept(context.invocation_metadata() or ())
         if request is None:
             problem = "request: not a GenerateRequest (text that is not UTF-8, or a truncated message)"
             await abort(context, InvalidRequestError(problem))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from services.router.mailbox import Mailbox
+from services.router.traces import NO_TRACE
 from splitwise.requests import Answer, Arrived, AttemptMerge, Progress, RequestTiming
 from splitwise.rpc.v1.common_pb2 import (
     TRANSFER_MODE_LAYERWISE,
@@ -55,6 +56,7 @@ class Session:
         self.progress = Progress(admitted.token_ids, admitted.sampling)
         self.timing = RequestTiming(admitted.arrived)
         self.mailbox = Mailbox()
+        self.trace = NO_TRACE
         self.attempt = 0
         self.deferred: list[AttemptEvent] = []  # the token side's, until the first token is seen
         self.outcome: str | None = None  # finished, failed, cancelled or rejected

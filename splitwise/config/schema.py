@@ -294,7 +294,7 @@ class TlsSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """Logs and metrics. Neither holds prompts, outputs or secrets."""
+    """Logs, metrics and traces. None of them holds prompts, outputs or secrets."""
 
     log_format: LogFormat = LogFormat.AUTO
     """json, readable, or auto: readable on a terminal, else json."""
@@ -302,6 +302,10 @@ class TelemetrySettings(Section):
     """The least severe lines to write."""
     metrics_listen: Address | None = None
     """Where Prometheus metrics are served over HTTP; null: nowhere."""
+    traces_endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^/\s]+$")] | None = None
+    """Collector that takes traces as OTLP over gRPC, such as http://127.0.0.1:4317; null: none are made."""
+    traces_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of requests that are traced; a client that sends a traceparent has decided already."""
 
 
 class Settings(Section):

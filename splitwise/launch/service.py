@@ -22,6 +22,7 @@ from splitwise.config import Settings, load_settings
 from splitwise.errors import ConfigError, ExitCode, ListenError
 from splitwise.launch.notify import keep_alive, notify
 from splitwise.telemetry import configure_logs, get_logger, identify_process, serve_metrics
+from splitwise.telemetry.tracing import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -76,7 +77,8 @@ def run_service(
         with serve_metrics(settings.telemetry.metrics_listen) as metrics:
             if metrics is not None:
                 log.info("metrics.listening", address=str(metrics))
-            asyncio.run(_run(serve, settings))
+            with tracing(settings.telemetry, service=service, name=_name(settings, section)):
+                asyncio.run(_run(serve, settings))
     except ConfigError as error:
         log.critical("service.config_refused", error=str(error))
         return ExitCode.CONFIG

@@ -10,14 +10,12 @@ Blocks of a transfer that the daemon may touch are never given back before its n
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.engine.emulated.batching import Batch, form_batch
-from services.engine.emulated.blocks import BlockAllocator
+from services.engine.emulated.blocks import BlockAllocator, BlockError
 from services.engine.emulated.content import KvContent, TokenChoice, model_salt
 from services.engine.emulated.memory import KvStore
 from services.engine.emulated.sampling import output_of, seed_of
@@ -25,6 +23,9 @@ from services.engine.emulated.sequence import Sequence, Stage
 from services.engine.interface import EngineError, TransferFailedError
 from services.kvd.client import Failed, KvdClient, Received, Released, push_entry
 from splitwise.kv.identity import TransferKey, transfer_key
+from splitwise.scheduling.arrays import NONE
+from splitwise.scheduling.machine import Batch, MachineLimits, MachineScheduler
+from splitwise.scheduling.machine import Stage as Place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 class Iteration:
     """A batch in progress, with the places that its KV goes to."""
 
-    batch: Batch
+    batch: Batch[Sequence]
     pushes: bool  # a push plan was sent: layers are counted
     blocks: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -46,7 +47,11 @@ class Iteration:
 
 
 class EmulatedMachine:
-    """State of one emulated machine. Not thread safe; never blocks."""
+    """State of one emulated machine. Not thread safe; never blocks.
+
+    The machine scheduler decides who runs and how many blocks everyone holds; this is its
+    `Memory`, which says which blocks.
+    """
 
     def __init__(self, settings: EmulatedSettings, client: KvdClient) -> None:
         self.settings = settings
@@ -61,13 +66,16 @@ class EmulatedMachine:
         self._seeds: dict[Sequence, int | None] = {}
         # By whether it is the token side: one machine may run both phases of a request.
         self._sequences: dict[tuple[TransferKey, bool], Sequence] = {}
-        self._waiting: deque[Sequence] = deque()  # prompts, and token phases that were preempted
-        self._arrivals: deque[Sequence] = deque()  # token phases whose blocks are not reserved yet
-        # Blocks that arriving KV leaves to prompts, and prompts to arriving KV: each may be what the
-        # other waits for, here or on another machine.
-        self._headroom = min(self._blocks_for(settings.max_model_len), settings.kv_blocks // 4)
-        self._arriving = 0
-        self._running: list[Sequence] = []
+        self.scheduler: MachineScheduler[Sequence] = MachineScheduler(
+            MachineLimits(
+                settings.block_tokens,
+                settings.max_batch_tokens,
+                settings.max_running,
+                settings.max_preemptions,
+                headroom=min(self._blocks_for(settings.max_model_len), settings.kv_blocks // 4),
+            ),
+            self,
+        )
         self._in_batch: set[Sequence] = set()
         self._batch_tokens = 0
 
@@ -85,15 +93,19 @@ class EmulatedMachine:
             self._sequences[transfer_key(work.transfer), False] = sequence
             sequence.transfer_open = True
             self._client.expect(work.transfer, len(work.token_ids), work.mode, work.lease_ms)
-        self._waiting.append(sequence)
+        self.scheduler.add_prompt(sequence, len(sequence.tokens))
         return sequence
 
     def submit_token(self, work: TokenWork) -> Sequence:
-        """Queue a token phase; blocks are reserved as soon as there are enough."""
+        """Queue a token phase; blocks are reserved at once, or as soon as there are enough."""
         sequence = self._new(work, token_side=True)
         self._sources[sequence] = work
         self._sequences[transfer_key(work.transfer), True] = sequence
-        self._arrivals.append(sequence)
+        output = work.sampling.max_tokens or self._longest
+        self.scheduler.add_token(
+            sequence, len(sequence.tokens), min(len(sequence.tokens) + output, self._longest)
+        )
+        self._admit()
         return sequence
 
     def _new(self, work: PromptWork | TokenWork, *, token_side: bool) -> Sequence:
@@ -127,12 +139,11 @@ class EmulatedMachine:
             return
         sequence.transfer_open = False
         if isinstance(notice, Received) and not sequence.aborted:
-            self._arriving -= 1
             sequence.computed = sequence.prompt_length
             self._publish(sequence)
             sequence.append(notice.first_token)
             sequence.stage = Stage.RUNNING
-            self._running.append(sequence)
+            self.scheduler.ready(sequence)
         elif isinstance(notice, Failed) and not sequence.aborted:
             error = TransferFailedError(
                 notice.message or "the KV cache did not arrive", corrupt=notice.corrupt
@@ -145,12 +156,7 @@ class EmulatedMachine:
         """Take the sequence out and free its blocks, as soon as neither daemon nor batch uses them."""
         if sequence.stage is Stage.OVER or sequence.transfer_open or sequence in self._in_batch:
             return
-        if sequence.stage is Stage.WAITING:
-            (self._waiting if sequence in self._waiting else self._arrivals).remove(sequence)
-        elif sequence.stage is Stage.ARRIVING:
-            self._arriving -= 1
-        elif sequence.stage is Stage.RUNNING:
-            self._running.remove(sequence)
+        self.scheduler.remove(sequence)
         self.allocator.give_back(sequence.forget())
         sequence.stage = Stage.OVER
         self._sources.pop(sequence, None)
@@ -167,59 +173,60 @@ class EmulatedMachine:
             sequence.outputs.put_nowait(None)
             sequence.freed.set()
         self._seeds.clear()
-        self._running.clear()
-        self._waiting.clear()
-        self._arrivals.clear()
 
     # ---- admission and memory
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.settings.block_tokens)
 
-    def _places(self) -> int:
-        return self.settings.max_running - len(self._running) - self._arriving
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest request that fits model and memory."""
+        return min(self.settings.max_model_len, self.settings.kv_blocks * self.settings.block_tokens)
 
     def _admit(self) -> None:
-        """Give blocks to waiting work: prompts first, each kind in order of arrival."""
-        while self._waiting and self._places() > 0:
-            sequence = self._waiting[0]
-            if not self._give_blocks(sequence, leave=self._headroom if self._prompts_crowd() else 0):
-                break
-            self._waiting.popleft()
-            sequence.stage = Stage.RUNNING
-            if sequence.made == 0:
-                sequence.cached = sequence.computed
-            self._running.append(sequence)
-        while self._arrivals and self._places() > 0:
-            sequence = self._arrivals[0]
-            if not self._give_blocks(sequence, leave=self._headroom if self._arriving else 0):
-                return
-            self._arrivals.popleft()
-            self._reserve(sequence, self._sources[sequence])
+        """Let waiting work have memory; the KV of arriving token phases may then be sent."""
+        for sequence in self.scheduler.admit():
+            if self.scheduler.stage(sequence) is Place.ARRIVING:
+                self._reserve(sequence, self._sources[sequence])
+            else:
+                sequence.stage = Stage.RUNNING
 
-    def _prompts_crowd(self) -> bool:
-        """Tell whether prompts hold blocks for their delivery while token phases wait for theirs."""
-        return bool(self._arrivals) and any(
-            sequence.blocks and not token_side for (_, token_side), sequence in self._sequences.items()
-        )
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken now."""
+        return self.allocator.free
 
-    def _give_blocks(self, sequence: Sequence, *, leave: int = 0) -> bool:
-        """Take blocks for all known tokens, cached ones where they are there; False when too few are free."""
+    def take(self, sequence: Sequence, blocks: int, leave: int) -> int:
+        """Take blocks, cached ones where they are there; returns the tokens computed in them, or NONE."""
         shared = self._shared(sequence)
-        missing = self._blocks_for(len(sequence.tokens)) - len(shared)
-        blocks = self.allocator.take(missing) if missing + leave <= self.allocator.free else None
-        if blocks is None:
+        missing = blocks - len(shared)
+        taken = self.allocator.take(missing) if missing + leave <= self.allocator.free else None
+        if taken is None:
             self.allocator.give_back(shared)
-            return False
-        sequence.blocks = shared + blocks
+            return NONE
+        sequence.blocks = shared + taken
         sequence.published = len(shared)
         sequence.computed = len(shared) * self.settings.block_tokens
-        return True
+        if sequence.made == 0:
+            sequence.cached = sequence.computed
+        return sequence.computed
+
+    def grow(self, sequence: Sequence, blocks: int) -> None:
+        """Take more blocks for a token phase."""
+        taken = self.allocator.take(blocks)
+        if taken is None:
+            raise BlockError(f"{blocks} more blocks were to be taken, {self.allocator.free} are free")
+        sequence.blocks.extend(taken)
+
+    def take_back(self, sequence: Sequence) -> None:
+        """Take the blocks of an evicted token phase; it recomputes its KV here later."""
+        self.allocator.give_back(sequence.forget())
+        sequence.stage = Stage.WAITING
 
     def _reserve(self, sequence: Sequence, source: TokenWork) -> None:
         """Let the daemon grant the blocks that are not cached here to the source."""
         sequence.stage = Stage.ARRIVING
-        self._arriving += 1
         sequence.transfer_open = True
         self._client.reserve(
             source.transfer,
@@ -228,6 +235,7 @@ class EmulatedMachine:
             source_kvd_address=source.source_kvd_address,
             source_engine_id=source.source_engine_id,
             lease_ms=source.lease_ms,
+            traceparent=source.traceparent,
         )
 
     def _shared(self, sequence: Sequence) -> list[int]:
@@ -247,43 +255,13 @@ class EmulatedMachine:
             self.allocator.publish(block, key)
         sequence.published = full
 
-    def _grow(self) -> list[Sequence]:
-        """Give each running sequence room for its next token; return those that have it."""
-        able = []
-        for sequence in sorted(self._running, key=lambda s: s.serial):
-            if sequence.stage is not Stage.RUNNING:
-                continue  # preempted by an older one just now
-            missing = self._blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-            blocks = self.allocator.take(missing)
-            while blocks is None and self._preempt_younger_than(sequence):
-                blocks = self.allocator.take(missing)
-            if blocks is not None:
-                sequence.blocks.extend(blocks)
-                able.append(sequence)
-        return able
-
-    def _preempt_younger_than(self, sequence: Sequence) -> bool:
-        """Take the blocks of the youngest sequence in the token phase; it recomputes its KV here later."""
-        younger = [s for s in self._running if s.serial > sequence.serial and s.token_side]
-        if not younger:
-            return False
-        victim = max(younger, key=lambda s: s.serial)
-        self._running.remove(victim)
-        self.allocator.give_back(victim.forget())
-        victim.stage = Stage.WAITING
-        self.preemptions += 1
-        self._waiting.appendleft(victim)
-        return True
-
     # ---- iterations
 
     def begin(self) -> Iteration | None:
         """Form the next batch and announce its pushes; None when there is nothing to compute."""
         self._admit()
-        if not self._running:
-            return None
-        batch = form_batch(self._grow(), self.settings.max_batch_tokens, self.settings.max_sat_out)
-        self.preemptions += batch.sat_out
+        batch = self.scheduler.next_batch()
+        self.preemptions += len(batch.sat_out) + len(batch.evicted)
         if not batch.parts:
             return None
         self._in_batch = {sequence for sequence, _ in batch.parts}
@@ -302,7 +280,7 @@ class EmulatedMachine:
             np.concatenate(prefixes),
         )
 
-    def _announce(self, batch: Batch) -> bool:
+    def _announce(self, batch: Batch[Sequence]) -> bool:
         """Send the push plan of the blocks that this pass completes."""
         entries = []
         for sequence, count in batch.parts:
@@ -351,7 +329,7 @@ class EmulatedMachine:
             sequence.sampling,
             made=sequence.made,
             cached=sequence.cached if sequence.made == 0 else 0,
-            room=self.settings.max_model_len - len(sequence.tokens),
+            room=self._longest - len(sequence.tokens),
         )
         sequence.append(output.token_ids[0])
         sequence.outputs.put_nowait(output)
@@ -363,7 +341,6 @@ class EmulatedMachine:
 
     def _hand_over(self, sequence: Sequence, token: int, *, finished: bool) -> None:
         """End the prompt phase; the blocks stay until the daemon has delivered them."""
-        self._running.remove(sequence)
         sequence.stage = Stage.HANDED_OVER
         if sequence.transfer is not None and sequence.transfer_open:
             if finished:

@@ -53,7 +53,6 @@ class Sequence:
     restart_push: bool = False  # preempted: the push begins again
     aborted: bool = False
     error: Exception | None = None
-    sat_out: int = 0  # iterations in which there was no room for its token phase
     outputs: asyncio.Queue[TokenOutput | None] = field(default_factory=asyncio.Queue)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     blocks: list[int] = field(default_factory=list)

@@ -32,12 +32,12 @@ class EmulatedSettings(BaseModel):
         1.0, ge=0.0, description="multiplies every emulated duration; 1 is real time, 0 takes no time"
     )
     max_model_len: int = Field(8192, ge=2, description="prompt plus output, in tokens")
-    max_running: int = Field(128, ge=1, description="requests in one batch")
+    max_running: int = Field(128, ge=1, description="requests in the token phase at a time")
     max_batch_tokens: int = Field(
         2048, ge=1, description="tokens in an iteration with prompts: the prompts' and one per token phase"
     )
-    max_sat_out: int = Field(
-        4, ge=0, description="how many iterations a token phase may have to give way to prompts"
+    max_preemptions: int = Field(
+        4, ge=1, description="how often a token phase may have to sit an iteration out or give its memory up"
     )
     kv_blocks: int = Field(4096, ge=1)
     block_tokens: int = Field(16, ge=1, le=1024)

@@ -170,6 +170,7 @@ class VllmEngine:
             work.lease_ms,
             work.source_kvd_address,
             work.source_engine_id,
+            work.traceparent,
         )
         sampling = token_sampling(work.sampling, room, _extra(params))
         name = f"{work.key.request_id}.{work.key.attempt}.token"

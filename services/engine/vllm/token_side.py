@@ -114,6 +114,7 @@ class TokenSide:
             source_kvd_address=params.source_kvd_address,
             source_engine_id=params.source_engine_id,
             lease_ms=params.lease_ms,
+            traceparent=params.traceparent,
         )
 
 

@@ -19,7 +19,7 @@ _MARK = "splitwise"
 
 @dataclass(frozen=True, slots=True)
 class TransferParams:
-    """One request's transfer. The last two fields are for the token phase only."""
+    """One request's transfer. The last three fields are for the token phase only."""
 
     phase: Literal["prompt", "token"]
     transfer_id: str  # hexadecimal
@@ -28,6 +28,7 @@ class TransferParams:
     lease_ms: int
     source_kvd_address: str = ""
     source_engine_id: str = ""
+    traceparent: str = ""  # as in `TokenWork`
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from services.router.gateway.refusals import ParamNames, Refusal, from_error
 from services.router.gateway.requests import check_key, read_body
 from services.router.gateway.translate import parse, tokenize_request
 from splitwise.errors import NotFoundError, RemoteError
-from splitwise.telemetry import get_logger
+from splitwise.telemetry import get_logger, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -135,6 +135,7 @@ def _frame(options: GatewayOptions, open_paths: frozenset[str]) -> Middleware:
     @web.middleware
     async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = 499
+        tracing.accept(request.headers.items())
         try:
             response = await _answer(request, handler, None if request.path in open_paths else options)
             status = response.status

@@ -219,11 +219,14 @@ class Reserve(_message.Message):
     SOURCE_KVD_ADDRESS_FIELD_NUMBER: _builtins.int
     SOURCE_ENGINE_ID_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     first_block: _builtins.int
     """index, in the request, of block_ids[0]; earlier ones are cached here"""
     source_kvd_address: _builtins.str
     source_engine_id: _builtins.str
     lease_ms: _builtins.int
+    traceparent: _builtins.str
+    """W3C: the span that the daemon's is a child of; empty: not traced"""
     @_builtins.property
     def transfer(self) -> _common_pb2.TransferRef: ...
     @_builtins.property
@@ -237,10 +240,11 @@ class Reserve(_message.Message):
         source_kvd_address: _builtins.str = ...,
         source_engine_id: _builtins.str = ...,
         lease_ms: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "first_block", b"first_block", "lease_ms", b"lease_ms", "source_engine_id", b"source_engine_id", "source_kvd_address", b"source_kvd_address", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "first_block", b"first_block", "lease_ms", b"lease_ms", "source_engine_id", b"source_engine_id", "source_kvd_address", b"source_kvd_address", "traceparent", b"traceparent", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -584,6 +588,7 @@ class GrantRequest(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     source_engine_id: _builtins.str
     destination_kvd_address: _builtins.str
     destination_incarnation: _builtins.int
@@ -602,6 +607,8 @@ class GrantRequest(_message.Message):
     """the signal shall carry a checksum of all blocks"""
     node_id: _builtins.str
     """boot id and namespace: equal means same node"""
+    traceparent: _builtins.str
+    """as in Reserve"""
     @_builtins.property
     def transfer(self) -> _common_pb2.TransferRef: ...
     @_builtins.property
@@ -626,10 +633,11 @@ class GrantRequest(_message.Message):
         lease_ms: _builtins.int = ...,
         checksum: _builtins.bool = ...,
         node_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["geometry", b"geometry", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "checksum", b"checksum", "destination_engine_id", b"destination_engine_id", "destination_incarnation", b"destination_incarnation", "destination_kvd_address", b"destination_kvd_address", "first_block", b"first_block", "geometry", b"geometry", "lease_ms", b"lease_ms", "node_id", b"node_id", "remote_base", b"remote_base", "remote_bytes", b"remote_bytes", "rkey", b"rkey", "source_engine_id", b"source_engine_id", "transfer", b"transfer", "ucx_address", b"ucx_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "checksum", b"checksum", "destination_engine_id", b"destination_engine_id", "destination_incarnation", b"destination_incarnation", "destination_kvd_address", b"destination_kvd_address", "first_block", b"first_block", "geometry", b"geometry", "lease_ms", b"lease_ms", "node_id", b"node_id", "remote_base", b"remote_base", "remote_bytes", b"remote_bytes", "rkey", b"rkey", "source_engine_id", b"source_engine_id", "traceparent", b"traceparent", "transfer", b"transfer", "ucx_address", b"ucx_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

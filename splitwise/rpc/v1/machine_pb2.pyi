@@ -203,12 +203,15 @@ class StartPrompt(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     DESTINATION_MACHINE_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     mode: _common_pb2.TransferMode.ValueType
     """needed with a transfer: the router's choice, which the daemons follow"""
     destination_machine: _builtins.str
     """for logs; the destination's daemon sends the grant"""
     lease_ms: _builtins.int
     """the KV cache is kept so long for its delivery"""
+    traceparent: _builtins.str
+    """W3C: the span that this phase's is a child of; empty: not traced"""
     @_builtins.property
     def work(self) -> Global___WorkRef: ...
     @_builtins.property
@@ -231,10 +234,11 @@ class StartPrompt(_message.Message):
         mode: _common_pb2.TransferMode.ValueType = ...,
         destination_machine: _builtins.str = ...,
         lease_ms: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_machine", b"destination_machine", "lease_ms", b"lease_ms", "mode", b"mode", "sampling", b"sampling", "token_ids", b"token_ids", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_machine", b"destination_machine", "lease_ms", b"lease_ms", "mode", b"mode", "sampling", b"sampling", "token_ids", b"token_ids", "traceparent", b"traceparent", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,11 +285,14 @@ class StartToken(_message.Message):
     SOURCE_KVD_ADDRESS_FIELD_NUMBER: _builtins.int
     SOURCE_ENGINE_ID_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     source_kvd_address: _builtins.str
     """where the grant goes"""
     source_engine_id: _builtins.str
     lease_ms: _builtins.int
     """KV must have arrived within this time"""
+    traceparent: _builtins.str
+    """as in StartPrompt"""
     @_builtins.property
     def work(self) -> Global___WorkRef: ...
     @_builtins.property
@@ -308,10 +315,11 @@ class StartToken(_message.Message):
         source_kvd_address: _builtins.str = ...,
         source_engine_id: _builtins.str = ...,
         lease_ms: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "sampling", b"sampling", "source_engine_id", b"source_engine_id", "source_kvd_address", b"source_kvd_address", "token_ids", b"token_ids", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "sampling", b"sampling", "source_engine_id", b"source_engine_id", "source_kvd_address", b"source_kvd_address", "token_ids", b"token_ids", "traceparent", b"traceparent", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
