@@ -27,7 +27,7 @@ from splitwise.scheduling.events import FailureCause, Phase
 from splitwise.scheduling.fleet import Fleet
 from splitwise.scheduling.placement import Placement
 from splitwise.scheduling.requests import Request
-from splitwise.scheduling.settings import SchedulerSettings
+from splitwise.scheduling.settings import SchedulerSettings, SettingsChanged
 from splitwise.scheduling.states import MachineState, RequestInput, RequestState
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class ClusterScheduler:
             ev.AttemptFinished: self._finished,
             ev.AttemptFailed: self._failed,
             ev.RequestCancelled: self._cancelled,
+            SettingsChanged: self._settings_changed,
             ev.Tick: self._tick,
         }
 
@@ -178,6 +179,15 @@ class ClusterScheduler:
         for request in list(group.line):
             self._fail(request, reasons.NO_MACHINE, "UNAVAILABLE", self._nobody(group), out)
         self.fleet.drop_group_if_empty(group)
+
+    # ---- settings
+
+    def _settings_changed(self, event: SettingsChanged, out: Decisions) -> None:
+        """Take up new settings; waiting requests may find a place under them."""
+        self.settings = event.settings
+        self._placement.use(event.settings)
+        for group in list(self.fleet.groups.values()):
+            self._serve(group, out)
 
     # ---- requests
 

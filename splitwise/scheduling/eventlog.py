@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from splitwise.scheduling import decisions as decisions_module
 from splitwise.scheduling import events as events_module
+from splitwise.scheduling import settings as settings_module
 from splitwise.scheduling.cluster import ClusterScheduler
 from splitwise.scheduling.decisions import Decision
 from splitwise.scheduling.events import Event
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 FORMAT = 1
-_NAMES = {**vars(events_module), **vars(decisions_module)}
+_NAMES = {**vars(events_module), **vars(decisions_module), **vars(settings_module)}
 Base = typing.TypeVar("Base")
 _HINTS = {
     name: typing.get_type_hints(kind, globalns=_NAMES)

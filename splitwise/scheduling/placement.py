@@ -31,13 +31,17 @@ class Placement:
     def __init__(self, fleet: Fleet, settings: SchedulerSettings) -> None:
         self.serial = 0
         self._fleet = fleet
+        self._prefixes = PrefixIndex(settings.prefix_blocks_per_machine)
+        self.use(settings)
+
+    def use(self, settings: SchedulerSettings) -> None:
+        """Decide by these settings from now on; what runs keeps its place."""
         self._settings = settings
         self._hold_us = microseconds(settings.borrow_hold)
         self._limits = policies.new_limits(
             settings.policy, settings.queue_tokens, settings.last_resort_tokens, settings.seed
         )
         self._notes = candidates.new_notes() if settings.explain else candidates.NO_NOTES
-        self._prefixes = PrefixIndex(settings.prefix_blocks_per_machine)
         self._uses_prefixes = settings.policy == "prefix-aware"
 
     def sizes(self, request: Request) -> tuple[int, int, int]:

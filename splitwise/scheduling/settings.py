@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from splitwise.scheduling.events import Event
 from splitwise.scheduling.policies import POLICIES
 
 
@@ -81,3 +82,13 @@ class SchedulerSettings:
         if self.retry_after_max < self.retry_after_min:
             message = f"retry_after_max ({self.retry_after_max}) is below retry_after_min"
             raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged(Event):
+    """An operator changed the settings: from now on these count, for waiting requests too.
+
+    What runs keeps its place. `prefix_blocks_per_machine` counts from a start alone.
+    """
+
+    settings: SchedulerSettings

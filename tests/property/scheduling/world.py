@@ -7,6 +7,7 @@ hands it to the scheduler, obeys the decisions and checks everything that must a
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ from splitwise.scheduling.cluster import ClusterScheduler
 from splitwise.scheduling.decisions import Assign, CancelAttempt, Cancelled, Fail, Finish, Reject
 from splitwise.scheduling.eventlog import Recorder
 from splitwise.scheduling.events import FailureCause, MachineSpec, Phase, Pool
+from splitwise.scheduling.policies import POLICIES
+from splitwise.scheduling.settings import SettingsChanged
 from splitwise.scheduling.states import MachineState, RequestState
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ CAUSES = tuple(FailureCause)
 OPERATIONS = (
     "arrive", "arrive", "arrive", "first", "first", "kv", "kv", "tokens", "tokens", "finish", "finish",
     "fail", "cancel", "lose", "join", "join", "drain", "undrain", "report", "report", "tick", "stray",
+    "configure",
 )  # fmt: skip
 
 
@@ -168,6 +172,16 @@ class World:
     def _tick(self, first: int, _second: int, _third: int) -> None:
         self.now += first / 40
         self.send(ev.Tick(self.now))
+
+    def _configure(self, first: int, second: int, third: int) -> None:
+        """An operator's change: another policy, other bounds."""
+        changed = replace(
+            self.scheduler.settings,
+            policy=sorted(POLICIES)[first % len(POLICIES)],
+            queue_tokens=(200, 1000, 2000)[second % 3],
+            max_queued=(0, 3, 1000)[third % 3],
+        )
+        self.send(SettingsChanged(self.now, changed))
 
     def _stray(self, first: int, second: int, third: int) -> None:
         """Events that fit to nothing: each must be ignored and change no counter."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from splitwise.scheduling import arrays
-from splitwise.scheduling.decisions import Assign, Enqueue, Fail, MovePool
+from splitwise.scheduling.decisions import Assign, Enqueue, Fail, MovePool, Reject
 from splitwise.scheduling.events import FailureCause, Phase, Pool
 from splitwise.scheduling.policies import POLICIES
-from splitwise.scheduling.settings import SchedulerSettings
+from splitwise.scheduling.settings import SchedulerSettings, SettingsChanged
 from tests.unit.scheduling.cluster import Talk, of, one
 
 
@@ -368,3 +368,16 @@ def test_a_second_failed_transfer_rests_both_sides_and_the_request_waits() -> No
 def test_bad_settings_are_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         SchedulerSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_changed_settings_count_for_the_next_decision_and_for_who_waits() -> None:
+    talk = Talk("p1 t1", queue_tokens=1000, last_resort_tokens=1000, max_queued=2)
+    answers = {f"r{number}": talk.arrive(f"r{number}", prompt=900) for number in range(6)}
+    waiting = [name for name, decided in answers.items() if isinstance(decided[-1], Enqueue)]
+    assert len(waiting) == 2
+    assert isinstance(answers["r5"][-1], Reject)
+    changed = SchedulerSettings(policy="round-robin", queue_tokens=5000, last_resort_tokens=5000)
+    placed = of(talk.send(SettingsChanged(talk.now, changed)), Assign)
+    assert [assign.request_id for assign in placed] == waiting
+    assert talk.assigned("next", prompt=900).reason.startswith("round-robin:")
+    assert talk.scheduler.settings.max_queued == changed.max_queued
