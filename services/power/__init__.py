@@ -1,0 +1,1 @@
+"""The power agent of one node."""
