@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from services.machine.engines import create_engine
 from services.machine.metrics import export
+from services.machine.power import PowerHold
 from services.machine.registrar import keep_registered
 from services.machine.streams import Streams
 from services.machine.transfers import TransferWatch
@@ -65,7 +66,8 @@ class Machine:
         self._engine = engine
         self._transfers = TransferWatch(self._settings.kvd_address, settings.tls)
         self._works = WorkTable(engine, self._transfers, max_waiting=self._settings.max_waiting)
-        self._streams = Streams(self._works, grace_s=self._settings.reconnect_grace_s)
+        self._power = PowerHold(self._settings, settings.tls)
+        self._streams = Streams(self._works, self._power, grace_s=self._settings.reconnect_grace_s)
         self._server = RpcServer(self._settings.listen, SERVICES, tls=settings.tls)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -82,6 +84,7 @@ class Machine:
         description = self._describe(await self._engine.start(), bound)
         self._streams.description = description
         self._transfers.start(description.engine_id)
+        self._power.start(description)
         self._tasks.append(asyncio.create_task(self._watch_engine(), name="engine-watch"))
         for router in self._settings.routers:
             registration = keep_registered(router, description, self._works.load, self._all_settings.tls)
@@ -116,12 +119,12 @@ class Machine:
             if problem is not None and not failing:
                 get_logger().error("engine.unavailable", error=problem)
                 self._works.refusal = (FAILURE_CAUSE_ENGINE, problem)
-                self._streams.tell_draining(problem)
+                self._streams.tell_draining(problem, paused=True)
                 await self._server.set_serving(False)
             elif problem is None and failing:
                 get_logger().info("engine.available")
                 self._works.refusal = None
-                self._streams.tell_draining("", over=True)
+                self._streams.tell_draining("", over=True, paused=True)
                 await self._server.set_serving(True)
             await asyncio.sleep(WATCH_S)
 
@@ -148,3 +151,4 @@ class Machine:
         await self._works.cancel_all("the machine stops")
         await self._transfers.close()
         await self._engine.close()
+        await self._power.close()

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 from services.machine.outbox import Outbox
 from splitwise.errors import InvalidRequestError, UnavailableError
 from splitwise.rpc.status import abort
-from splitwise.rpc.v1.machine_pb2 import Draining, MachineEvent, MachineEvents, PromptCommand, TokenCommand
+from splitwise.rpc.v1.machine_pb2 import (
+    FAILURE_CAUSE_DRAINING,
+    Draining,
+    MachineEvent,
+    MachineEvents,
+    PromptCommand,
+    TokenCommand,
+)
 from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -21,9 +28,10 @@ if TYPE_CHECKING:
 
     import grpc.aio
 
+    from services.machine.power import PowerHold
     from services.machine.works import WorkTable
     from splitwise.rpc.v1.common_pb2 import MachineDescription
-    from splitwise.rpc.v1.machine_pb2 import Hello
+    from splitwise.rpc.v1.machine_pb2 import Hello, PowerOrder
     from splitwise.scheduling.events import Phase
 
     Context = grpc.aio.ServicerContext[Any, MachineEvents]
@@ -35,8 +43,9 @@ Command = TypeVar("Command", PromptCommand, TokenCommand)
 class Streams:
     """All routers' streams of this machine. `description` is None until the engine is loaded."""
 
-    def __init__(self, works: WorkTable, *, grace_s: float) -> None:
+    def __init__(self, works: WorkTable, power: PowerHold, *, grace_s: float) -> None:
         self._works = works
+        self._power = power
         self._grace_s = grace_s
         self._open: set[Outbox] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -50,10 +59,18 @@ class Streams:
         """Control streams of both services that are open."""
         return len(self._open)
 
-    def tell_draining(self, reason: str, *, over: bool = False) -> None:
-        """Say on every stream that no new work is taken, or that it is again."""
+    def tell_draining(self, reason: str, *, over: bool = False, paused: bool = False) -> None:
+        """Say on every stream that no new work is taken, or that it is again (`over`).
+
+        `paused`: not by intention, so that requests may wait until it passes.
+        """
         for outbox in self._open:
-            outbox.add(MachineEvent(draining=Draining(reason=reason, over=over)))
+            outbox.add(MachineEvent(draining=Draining(reason=reason, over=over, paused=paused)))
+
+    def order_power(self, outbox: Outbox, order: PowerOrder) -> None:
+        """Take what a stream's router says about this machine's power."""
+        if outbox in self._open:
+            self._power.order(outbox, order)
 
     async def close(self) -> None:
         """End every stream after what is queued on it, and take no other."""
@@ -78,7 +95,9 @@ class Streams:
         outbox = Outbox()
         outbox.add(MachineEvent(ready=self.description))
         if self._works.refusal is not None:
-            outbox.add(MachineEvent(draining=Draining(reason=self._works.refusal[1])))
+            cause, reason = self._works.refusal
+            paused = cause != FAILURE_CAUSE_DRAINING
+            outbox.add(MachineEvent(draining=Draining(reason=reason, paused=paused)))
         self._open.add(outbox)
         self._none_open.clear()
         log = get_logger().bind(router=hello.router_id, phase=phase.value)
@@ -92,6 +111,7 @@ class Streams:
         finally:
             outbox.close()
             self._open.discard(outbox)
+            self._power.drop(outbox)
             if not self._open:
                 self._none_open.set()
             for task in tasks:
@@ -110,7 +130,9 @@ class Streams:
 
     async def _report_load(self, outbox: Outbox, every_s: float) -> None:
         while True:
-            outbox.add(MachineEvent(load=self._works.load()))
+            load = self._works.load()
+            self._power.add_to(load, outbox)
+            outbox.add(MachineEvent(load=load))
             await asyncio.sleep(every_s)
 
     def _drop_later(self, outbox: Outbox) -> None:

@@ -21,7 +21,7 @@ def describe_models(dispatcher: Dispatcher, models: Models) -> list[ModelDescrip
         ModelDescription(
             name=model.name,
             max_model_len=model.max_model_len,
-            serving=model.name in groups and bool(groups[model.name].serving),
+            serving=model.name in groups and groups[model.name].serving > groups[model.name].paused,
         )
         for model in models
     ]
@@ -37,6 +37,7 @@ def describe_cluster(dispatcher: Dispatcher, models: Models) -> ClusterDescripti
         running=scheduler.open_requests - scheduler.queued,
         policy=scheduler.settings.policy,
         counters=dispatcher.counters,
+        power=dispatcher.power.describe(),
     )
 
 
@@ -46,11 +47,12 @@ def _machine(dispatcher: Dispatcher, name: str) -> MachineStatus:
     numbers = dispatcher.scheduler.fleet.state.machines[:, machine.slot]
     status = MachineStatus(
         pool=POOLS[machine.pool],
-        state=machine.state.value,
+        state="paused" if machine.paused_at is not None and machine.stays else machine.state.value,
         pending_prompt_tokens=max(0, int(numbers[arrays.PROMPT_TOKENS] + numbers[arrays.PROMPT_OFFSET])),
         pending_token_requests=max(0, int(numbers[arrays.TOKEN_REQUESTS] + numbers[arrays.TOKEN_OFFSET])),
         pool_reason=dispatcher.pool_reasons.get(name, "home"),
     )
+    status.power_share_watts, status.power_reason = dispatcher.power.share(name)
     if link is not None and link.description is not None:
         status.description.CopyFrom(link.description)
         if link.load is not None:

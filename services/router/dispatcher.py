@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from services.router import metrics
 from services.router.admission import prefix_hashes
 from services.router.journal import Journal
+from services.router.power import PowerShares
 from services.router.session import Session
 from services.router.traces import begin_trace
 from splitwise.errors import OverloadedError, RemoteError, UnavailableError
@@ -61,6 +62,7 @@ class Dispatcher:
         self.journal = Journal()
         self.counters = RequestCounters()
         self.pool_reasons: dict[str, str] = {}
+        self.power = PowerShares(settings.power_budget_watts, self._order_power)
         self._settings = settings
         self._uses_prefixes = scheduling.policy == "prefix-aware"
         self._on_end = on_end
@@ -104,9 +106,15 @@ class Dispatcher:
         refusal = next((d for d in decided if isinstance(d, de.RefuseMachine)), None)
         if refusal is None:
             self.links[spec.machine_id] = link
+            self.power.joined(spec.machine_id, spec.home)
             self._carry_out(decided)
             self._drain()
         return refusal
+
+    def _order_power(self, machine_id: str, order: pb.PowerOrder) -> None:
+        link = self.links.get(machine_id)
+        if link is not None:
+            link.order_power(order)
 
     def lose(self, link: MachineLink, reason: str) -> None:
         """A machine's stream broke or its lease ran out."""
@@ -116,6 +124,7 @@ class Dispatcher:
         if self.links.get(identity.machine_id) is link:
             del self.links[identity.machine_id]
             self.pool_reasons.pop(identity.machine_id, None)
+            self.power.left(identity.machine_id)
             metrics.MACHINES_LOST.inc()
             get_logger().warning("machine.lost", machine=identity.machine_id, reason=reason)
             self.feed(ev.MachineLost(time.monotonic(), identity.machine_id, identity.incarnation, reason))
@@ -141,7 +150,8 @@ class Dispatcher:
             elif kind == "draining":
                 machine = link.description.identity.machine_id
                 drained = event.draining
-                self._events.append(ev.MachineDrained(now, machine, drained.reason, undo=drained.over))
+                kind = ev.MachinePaused if drained.paused else ev.MachineDrained
+                self._events.append(kind(now, machine, drained.reason, undo=drained.over))
         self._drain()
 
     def tick(self) -> None:
@@ -260,6 +270,7 @@ class Dispatcher:
         if link.description is None:
             return
         identity = link.description.identity
+        self.power.reported(identity.machine_id, load)
         self._events.append(
             ev.LoadReported(
                 now,
@@ -321,6 +332,7 @@ class Dispatcher:
             session.trace.restarted(decision.reason)
         elif isinstance(decision, de.MovePool):
             self.pool_reasons[decision.machine_id] = decision.reason
+            self.power.moved(decision.machine_id, decision.target)
             get_logger().info(
                 "pool.moved",
                 machine=decision.machine_id,

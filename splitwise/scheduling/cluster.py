@@ -61,6 +61,7 @@ class ClusterScheduler:
             ev.MachineJoined: self._joined,
             ev.MachineLost: self._lost,
             ev.MachineDrained: self._drained,
+            ev.MachinePaused: self._paused,
             ev.LoadReported: self._reported,
             ev.RequestArrived: self._arrived,
             ev.AttemptAccepted: self._accepted,
@@ -135,6 +136,18 @@ class ClusterScheduler:
         else:
             self.fleet.drain(machine)
             self._left_without_machines(machine.group, out)
+
+    def _paused(self, event: ev.MachinePaused, out: Decisions) -> None:
+        machine = self.fleet.machines.get(event.machine_id)
+        if machine is None:
+            out.append(Ignore(reasons.UNKNOWN_MACHINE))
+        elif event.undo == (machine.paused_at is None):
+            out.append(Ignore(reasons.ALREADY_SO))
+        elif event.undo:
+            self.fleet.resume(machine)
+            self._serve(machine.group, out)
+        else:
+            self.fleet.pause(machine, self.now)
 
     def _reported(self, event: ev.LoadReported, out: Decisions) -> None:
         machine = self._known_machine(event.machine_id, event.incarnation, out)
@@ -380,7 +393,7 @@ class ClusterScheduler:
                 if hold is None:
                     continue
                 machines[hold.machine.slot] = hold.machine
-                request.avoid.append(hold.machine)
+                request.avoid.append(hold.machine.slot)
                 if failed is None or failed.phase is not phase:
                     self._cancel_side(request, phase, reason, out)
             self._placement.release_prompt(request)
@@ -419,6 +432,8 @@ class ClusterScheduler:
                 self._expire(request, out)
         for machine in self.fleet.back_from_aside(self.now):
             self._serve(machine.group, out)
+        for machine in self.fleet.paused_too_long(self.now - self.settings.pause_limit):
+            self._left_without_machines(machine.group, out)
         for machine in list(self.fleet.borrowed.values()):
             self._freed(machine.group, [machine], out)
         for group in list(self.fleet.groups.values()):

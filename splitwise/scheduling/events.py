@@ -92,6 +92,15 @@ class MachineDrained(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MachinePaused(Event):
+    """A machine cannot take work now and means to again: its engine failed, its daemon is away."""
+
+    machine_id: str
+    reason: str
+    undo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReported(Event):
     """A machine's own view of its queues; older than the truth by the report period.
 

@@ -34,11 +34,23 @@ class Machine:
     sequence: int = -1  # of the newest load report
     reported_at: float | None = None
     aside_until: float | None = None  # gets no work until then: its engine refused or failed
+    paused_at: float | None = None  # it said then that it cannot take work for now
+    given_up: bool = False  # it was paused for longer than requests wait
     open: dict[int, Request] = field(default_factory=dict)
 
     def advance(self, happened: MachineInput) -> None:
         """Take the way that the machine table says; KeyError when there is none."""
         self.state = MACHINE_TABLE[self.state, happened]
+
+    @property
+    def stays(self) -> bool:
+        """Whether requests may wait for it."""
+        return self.state is not MachineState.DRAINING and not self.given_up
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether it is given new work now."""
+        return self.stays and self.paused_at is None and self.aside_until is None
 
     def blocks(self, tokens: int) -> int:
         """KV blocks that hold `tokens` tokens."""
@@ -55,8 +67,9 @@ class Group:
     block_tokens: int
     machines: dict[str, Machine] = field(default_factory=dict)
     line: WaitingLine = field(default_factory=WaitingLine)
-    serving: int = 0  # machines that are not draining
-    roomiest: tuple[int, int] = (0, 0)  # KV blocks of the two largest machines, drained ones left out
+    serving: int = 0  # machines that take work, now or after a pause
+    paused: int = 0  # of them, those that said that they cannot now
+    roomiest: tuple[int, int] = (0, 0)  # KV blocks of the two largest of them
     departed_at: float | None = None
     departure_interval: float = 0.0  # seconds between the ends of requests, smoothed
 
@@ -68,11 +81,10 @@ class Group:
 
     def measure(self) -> None:
         """Find out again who serves and what fits into it, after machines came or went."""
-        sizes = sorted(
-            (m.spec.kv_blocks for m in self.machines.values() if m.state is not MachineState.DRAINING),
-            reverse=True,
-        )
-        self.serving = len(sizes)
+        staying = [machine for machine in self.machines.values() if machine.stays]
+        sizes = sorted((machine.spec.kv_blocks for machine in staying), reverse=True)
+        self.serving = len(staying)
+        self.paused = sum(machine.paused_at is not None for machine in staying)
         self.roomiest = (sizes[0] if sizes else 0, sizes[1] if len(sizes) > 1 else 0)
 
     def ever_fits(self, prompt_blocks: int, most_blocks: int) -> bool:
@@ -91,6 +103,7 @@ class Fleet:
         self.groups: dict[str, Group] = {}
         self.borrowed: dict[int, Machine] = {}
         self.aside: dict[int, Machine] = {}
+        self.paused: dict[int, Machine] = {}
         self.by_slot: list[Machine | None] = [None] * self.state.machines.shape[1]
         self.names = [""] * len(self.by_slot)  # by slot; of a lost machine until the slot is used again
         self._free_slots = list(range(len(self.by_slot) - 1, -1, -1))
@@ -142,6 +155,7 @@ class Fleet:
         del machine.group.machines[machine.spec.machine_id]
         self.borrowed.pop(machine.slot, None)
         self.aside.pop(machine.slot, None)
+        self.paused.pop(machine.slot, None)
         machine.group.measure()
         self._last_incarnation[machine.spec.machine_id] = machine.spec.incarnation
         self._last_incarnation.move_to_end(machine.spec.machine_id)
@@ -175,9 +189,36 @@ class Fleet:
         machine.advance(MachineInput.UNDRAIN)
         if machine.pool is not machine.spec.home:
             machine.advance(MachineInput.BORROW)
-        if machine.aside_until is None:
-            arrays.enter(self.state, machine.slot)
+        self._enter(machine)
         machine.group.measure()
+
+    def pause(self, machine: Machine, now: float) -> None:
+        """Give a machine no new work until `resume`; requests wait for it."""
+        machine.paused_at = now
+        self.paused[machine.slot] = machine
+        arrays.leave(self.state, machine.slot)
+        machine.group.measure()
+
+    def resume(self, machine: Machine) -> None:
+        """Give a machine work again that had paused."""
+        machine.paused_at = None
+        machine.given_up = False
+        self.paused.pop(machine.slot, None)
+        self._enter(machine)
+        machine.group.measure()
+
+    def paused_too_long(self, since: float) -> list[Machine]:
+        """Stop waiting for machines that paused at `since` or before, and return them."""
+        late = [m for m in self.paused.values() if m.paused_at is not None and m.paused_at <= since]
+        for machine in late:
+            machine.given_up = True
+            del self.paused[machine.slot]
+            machine.group.measure()
+        return late
+
+    def _enter(self, machine: Machine) -> None:
+        if machine.takes_work:
+            arrays.enter(self.state, machine.slot)
 
     def set_aside(self, machine: Machine, until: float) -> None:
         """Give a machine no new work until a moment has passed."""
@@ -191,8 +232,7 @@ class Fleet:
         for machine in back:
             machine.aside_until = None
             del self.aside[machine.slot]
-            if machine.state is not MachineState.DRAINING:
-                arrays.enter(self.state, machine.slot)
+            self._enter(machine)
         return back
 
     def report(self, machine: Machine, event: LoadReported) -> None:

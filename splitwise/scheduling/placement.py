@@ -146,7 +146,7 @@ class Placement:
     ) -> tuple[int, int, int, int, int]:
         """Ask the kernel, first without the pair that just failed."""
         state = self._fleet.state
-        shunned = [m.slot for m in request.avoid if state.machines[arrays.POSITION, m.slot] != arrays.NONE]
+        shunned = [slot for slot in request.avoid if state.machines[arrays.POSITION, slot] != arrays.NONE]
         asked = (state, self._limits, request.group.index, request.context, *sizes, self.serial + 1, now_us)
         if shunned:
             for slot in shunned:

@@ -40,7 +40,7 @@ class Request:
     first_seen: bool = False  # this attempt's first token was counted
     prompt: Hold | None = None
     token: Hold | None = None
-    avoid: list[Machine] = field(default_factory=list)  # the pair of the attempt that failed
+    avoid: list[int] = field(default_factory=list)  # slots of the pair of the attempt that failed
 
     def allows(self, happened: RequestInput) -> bool:
         """Whether the table has a way on from here."""

@@ -39,6 +39,10 @@ class SchedulerSettings:
     backoff: float = 0.5
     """A machine whose engine failed or refused work gets none for so long."""
 
+    pause_limit: float = 30.0
+    """Requests wait so long for a machine that cannot take work and means to again (its daemon
+    restarts, say); then it counts as drained, and what waits for nobody else fails."""
+
     retry_after_min: float = 0.1
     retry_after_max: float = 30.0
     """Bounds of the delay told to rejected clients."""
@@ -62,8 +66,8 @@ class SchedulerSettings:
             raise ValueError(message)
         positive = ("queue_tokens", "last_resort_tokens", "max_attempts", "reserve_output_tokens")
         not_negative = (
-            "max_queued", "borrow_hold", "backoff", "retry_after_min", "unavailable_retry_after",
-            "prefix_blocks_per_machine",
+            "max_queued", "borrow_hold", "backoff", "pause_limit", "retry_after_min",
+            "unavailable_retry_after", "prefix_blocks_per_machine",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:

@@ -498,7 +498,7 @@ class MachineStatus(_message.Message):
     pool: _common_pb2.Pool.ValueType
     """where it serves now"""
     state: _builtins.str
-    """joining, serving, borrowed, draining, lost"""
+    """joining, serving, borrowed, paused, draining, lost"""
     pending_prompt_tokens: _builtins.int
     """the scheduler's own view"""
     pending_token_requests: _builtins.int

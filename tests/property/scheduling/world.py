@@ -30,8 +30,8 @@ HOMES = (Pool.PROMPT, Pool.TOKEN, Pool.PROMPT, Pool.TOKEN, Pool.MIXED)
 CAUSES = tuple(FailureCause)
 OPERATIONS = (
     "arrive", "arrive", "arrive", "first", "first", "kv", "kv", "tokens", "tokens", "finish", "finish",
-    "fail", "cancel", "lose", "join", "join", "drain", "undrain", "report", "report", "tick", "stray",
-    "configure",
+    "fail", "cancel", "lose", "join", "join", "drain", "undrain", "pause", "resume", "report", "report", "tick",
+    "stray", "configure",
 )  # fmt: skip
 
 
@@ -71,6 +71,7 @@ class World:
         if isinstance(decision, Assign):
             for name in (decision.prompt_machine, decision.token_machine):
                 assert before.get(name) is not MachineState.DRAINING or self._undrained(name)
+                assert self.scheduler.fleet.machines[name].paused_at is None
             self.running[decision.request_id] = decision
             self.seen_first.discard(decision.request_id)
         elif isinstance(decision, Finish | Fail | Reject | Cancelled):
@@ -155,6 +156,12 @@ class World:
     def _undrain(self, first: int, _second: int, _third: int) -> None:
         self.send(ev.MachineDrained(self.now, f"m{first % 6}", "operator", undo=True))
 
+    def _pause(self, first: int, _second: int, _third: int) -> None:
+        self.send(ev.MachinePaused(self.now, f"m{first % 6}", "its daemon is away"))
+
+    def _resume(self, first: int, _second: int, _third: int) -> None:
+        self.send(ev.MachinePaused(self.now, f"m{first % 6}", "", undo=True))
+
     def _report(self, first: int, second: int, third: int) -> None:
         """A report that is late by `third` assignments, with some work of another router in it."""
         spec = self.specs.get(f"m{first % 6}")
@@ -202,6 +209,7 @@ class World:
         """Let the load go away: machines without reports of others, every request over."""
         for name in [f"m{i}" for i in range(6)]:
             self.send(ev.MachineDrained(self.now, name, "operator", undo=True))
+            self.send(ev.MachinePaused(self.now, name, "", undo=True))
         for _ in range(400):
             self.now += 1.0
             for machine in list(self.scheduler.fleet.machines.values()):
@@ -268,8 +276,7 @@ class World:
             assert away == (machine.slot in fleet.borrowed)
             assert machine.state in (MachineState.SERVING, MachineState.BORROWED, MachineState.DRAINING)
             assert machine.state is not MachineState.BORROWED or away
-            serving = machine.state is not MachineState.DRAINING and machine.aside_until is None
-            assert serving == (rows[arrays.POSITION] != arrays.NONE)
+            assert machine.takes_work == (rows[arrays.POSITION] != arrays.NONE)
             fingerprints = {other.spec.kv_fingerprint for other in machine.group.machines.values()}
             assert len(fingerprints) == 1
         for request in self._open():

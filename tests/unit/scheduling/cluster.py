@@ -48,6 +48,9 @@ class Talk:
     def drain(self, name: str, *, undo: bool = False) -> list[Decision]:
         return self.send(ev.MachineDrained(self.now, name, "operator", undo=undo))
 
+    def pause(self, name: str, *, undo: bool = False) -> list[Decision]:
+        return self.send(ev.MachinePaused(self.now, name, "its daemon is away", undo=undo))
+
     def arrive(self, name: str, prompt: int = 100, most: int = 50, **facts: Any) -> list[Decision]:
         return self.send(ev.RequestArrived(self.now, name, facts.pop("model", "m"), prompt, most, **facts))
 

@@ -255,6 +255,60 @@ def test_when_all_machines_are_lost_everything_ends_and_service_recovers_by_itse
     assert talk.assigned("x").prompt_machine == "p1"
 
 
+def test_requests_wait_for_machines_that_pause() -> None:
+    """A dead KV daemon is started again: nothing fails until it is back."""
+    talk = Talk("p1 t1")
+    talk.assigned("a")
+    talk.pause("p1")
+    talk.pause("t1")
+    assert one(talk.pause("t1"), Ignore).reason == "ignore:already-so"
+    parked = one(talk.fail("a", Phase.TOKEN, FailureCause.TRANSFER), Enqueue)
+    assert parked.reason == "queue:all-busy"
+    assert one(talk.arrive("b"), Enqueue).position == 2
+    assert one(talk.arrive("late", deadline=5.0), Enqueue)
+    assert of(talk.tick(4.0), Fail) == []
+    assert one(talk.tick(1.0), Fail).reason == "deadline:passed"
+    assert talk.pause("t1", undo=True) != [], "one machine takes both phases"
+    assert talk.scheduler.queued == 0
+    assert one(talk.pause("t1", undo=True), Ignore).reason == "ignore:already-so"
+
+
+def test_nobody_waits_longer_than_the_pause_limit() -> None:
+    talk = Talk("p1 t1", pause_limit=10.0)
+    talk.pause("p1")
+    talk.tick(5.0)
+    talk.pause("t1")
+    talk.arrive("a")
+    assert of(talk.tick(5.0), Fail) == [], "t1 may yet come back"
+    fail = one(talk.tick(5.0), Fail)
+    assert (fail.status, fail.reason) == ("UNAVAILABLE", "machines:none")
+    assert fail.retry_after
+    assert one(talk.arrive("b"), Reject).unavailable
+    talk.pause("p1", undo=True)
+    assert talk.assigned("c").token_machine == "p1"
+
+
+def test_a_pause_and_a_drain_are_two_things() -> None:
+    talk = Talk("p1 p2 t1")
+    talk.drain("p1")
+    talk.pause("p1")
+    talk.pause("p1", undo=True)
+    assert {talk.assigned(f"r{n}").prompt_machine for n in range(4)} == {"p2"}, "the operator drained it"
+    talk.pause("p1")
+    talk.drain("p1", undo=True)
+    assert {talk.assigned(f"s{n}").prompt_machine for n in range(4)} == {"p2"}, "its daemon is away"
+    talk.pause("p1", undo=True)
+    assert talk.assigned("x").prompt_machine == "p1"
+
+
+def test_a_paused_machine_that_restarts_is_new() -> None:
+    talk = Talk("p1 t1")
+    talk.pause("p1")
+    talk.pause("t1")
+    talk.arrive("a")
+    assert one(talk.join("p1", incarnation=2), Assign).prompt_machine == "p1"
+
+
 def test_draining_everything_fails_what_waits_and_lets_the_rest_finish() -> None:
     talk = Talk("p1 t1", queue_tokens=200, last_resort_tokens=200)
     for number in range(3):
