@@ -25,6 +25,7 @@ from splitwise.scheduling import decisions as de
 from splitwise.scheduling import events as ev
 from splitwise.scheduling.cluster import ClusterScheduler
 from splitwise.scheduling.events import FailureCause, Phase
+from splitwise.scheduling.settings import SettingsChanged
 from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -64,10 +65,15 @@ class Dispatcher:
         self.pool_reasons: dict[str, str] = {}
         self.power = PowerShares(settings.power_budget_watts, self._order_power)
         self._settings = settings
-        self._uses_prefixes = scheduling.policy == "prefix-aware"
         self._on_end = on_end
         self._events: deque[ev.Event] = deque()
         self._busy = False
+
+    def reconfigure(self, settings: RouterSettings, scheduling: SchedulerSettings) -> None:
+        """Use these settings from now on; what runs goes on as it began."""
+        self._settings = settings
+        if scheduling != self.scheduler.settings:
+            self.feed(SettingsChanged(time.monotonic(), scheduling))
 
     # ---- clients
 
@@ -79,7 +85,7 @@ class Dispatcher:
         self.counters.received += 1
         now = time.monotonic()
         self.journal.arrived(session.request_id, now)
-        hashes = prefix_hashes(admitted.token_ids, block_tokens) if self._uses_prefixes else ()
+        hashes = prefix_hashes(admitted.token_ids, block_tokens) if self._uses_prefixes() else ()
         self.feed(
             ev.RequestArrived(
                 now,
@@ -92,6 +98,9 @@ class Dispatcher:
             )
         )
         return session
+
+    def _uses_prefixes(self) -> bool:
+        return self.scheduler.settings.policy == "prefix-aware"
 
     def leave(self, session: Session) -> None:
         """The client's call is over, by whichever end: free what may still run for it."""
@@ -150,8 +159,8 @@ class Dispatcher:
             elif kind == "draining":
                 machine = link.description.identity.machine_id
                 drained = event.draining
-                kind = ev.MachinePaused if drained.paused else ev.MachineDrained
-                self._events.append(kind(now, machine, drained.reason, undo=drained.over))
+                stops = ev.MachinePaused if drained.paused else ev.MachineDrained
+                self._events.append(stops(now, machine, drained.reason, undo=drained.over))
         self._drain()
 
     def tick(self) -> None:
