@@ -1,112 +1,80 @@
-"""The machine scheduler (MLS): what one engine computes in its next iteration.
+"""The machine scheduler (MLS) of one machine: its queues around the rules of `batching`.
 
-The rules (Splitwise paper, section IV-B), pure and without a clock:
-
-- Prompts run first come first served, together at most `max_batch_tokens` tokens; one
-  that is longer than a batch is computed in chunks.
-- Token phases batch as much as memory allows. Beside prompts they take the tokens that
-  are left, those that were preempted most often first: priority grows with age.
-- KV blocks are taken as the output grows, since its length is unknown. When none is free,
-  the token phase that was preempted least (the newest among equals) gives its blocks up
-  and is computed again later.
-- *Preempted* is a token phase on the machine that does not run in an iteration: it sat out
-  or was evicted. Nobody is preempted more than `max_preemptions` times. The last one is
-  kept for an eviction, after which the request returns with all the memory that it can
-  ever need; so whoever may not be preempted any more cannot be short of memory either.
-- Memory is given in order of arrival and nobody overtakes, so nothing starves.
-
-`form_batch` and `pick_victim` are kernels over plain arrays; `MachineScheduler` keeps the
-books of one machine around them.
+`MachineScheduler` says what an engine computes in its next iteration and how many KV blocks
+everyone holds; which blocks these are is up to the engine's `Memory`.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from splitwise.scheduling.arrays import NONE
-from splitwise.scheduling.compiled import compiled
+from splitwise.scheduling.batching import (
+    BLOCKS,
+    COLUMNS,
+    KNOWN,
+    MOST,
+    PENDING,
+    PREEMPTED,
+    TAKEN,
+    blocks_for,
+    form_batch,
+    lets_pass,
+    missing_blocks,
+    pick_victim,
+    wanted_blocks,
+)
 
 if TYPE_CHECKING:
-    from splitwise.scheduling.arrays import Int64s
+    from collections.abc import Callable, Hashable
+
+    from splitwise.scheduling.arrays import Int32s
+
+Key = TypeVar("Key", bound="Hashable")
+Key_contra = TypeVar("Key_contra", bound="Hashable", contravariant=True)
 
 
-@compiled
-def form_batch(
-    pending: Int64s, preempted: Int64s, max_tokens: int, may_sit_out: int, chunked: bool, take: Int64s
-) -> int:
-    """Choose how many tokens each sequence computes; returns how many token phases sit out.
+class Memory(Protocol[Key_contra]):
+    """The KV blocks of a machine, whoever numbers them."""
 
-    The sequences are in order of arrival. `pending` holds the prompt tokens still to be
-    computed, 0 in the token phase; `preempted` how often each was preempted; whoever reached
-    `may_sit_out` runs in any case. Written to `take`: tokens to compute, 0 for who sits out.
-    `chunked` false: a first prompt longer than a batch is taken whole, as SplitwiseSim does.
-    """
-    count = pending.shape[0]
-    room = max_tokens
-    prompts = 0
-    for k in range(count):
-        take[k] = 0
-        if pending[k] == 0 and preempted[k] >= may_sit_out:
-            take[k] = 1
-            room -= 1
-        prompts += pending[k] > 0
-    first = True
-    for k in range(count):
-        if pending[k] == 0:
-            continue
-        tokens = pending[k]
-        if first and (not chunked or tokens > room):
-            tokens = max(1, min(tokens, room)) if chunked else tokens
-        elif tokens > room:
-            break
-        take[k] = tokens
-        room -= tokens
-        first = False
-    sat_out = 0
-    for level in range(may_sit_out - 1, -1, -1):
-        for k in range(count):
-            if pending[k] == 0 and preempted[k] == level:
-                if prompts == 0 or room > 0:
-                    take[k] = 1
-                    room -= 1
-                else:
-                    sat_out += 1
-    return sat_out
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken now."""
 
+    def take(self, key: Key_contra, blocks: int, leave: int) -> int:
+        """Give `blocks` blocks to work without any, if `leave` others stay free.
 
-@compiled
-def pick_victim(preempted: Int64s, evictable: Int64s, newer_than: int) -> int:
-    """Return which token phase gives up its memory, or NONE.
+        Returns for how many of its tokens they hold KV already (a cached prefix; less than
+        all), or NONE when nothing was given.
+        """
 
-    Among the `evictable` (1) that came after index `newer_than`: the least preempted, and
-    of those the newest.
-    """
-    victim = NONE
-    for k in range(newer_than + 1, preempted.shape[0]):
-        if evictable[k] and (victim == NONE or preempted[k] <= preempted[victim]):
-            victim = k
-    return victim
+    def grow(self, key: Key_contra, blocks: int) -> None:
+        """Give work that holds blocks `blocks` more; so many are free."""
+
+    def take_back(self, key: Key_contra) -> None:
+        """Take all blocks of work that is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
     """What one machine can do. Defaults are those of the paper and of SplitwiseSim."""
 
-    kv_blocks: int
     block_tokens: int = 16
     max_batch_tokens: int = 2048
-    max_running: int = 512
+    max_running: int = 512  # token phases
     max_preemptions: int = 4
+    headroom: int = 0
+    """KV blocks that arriving KV leaves to prompts, and prompts to arriving KV: each may be
+    what the other waits for, here or on another machine."""
 
     def __post_init__(self) -> None:
         """Refuse limits under which something could starve."""
-        if min(self.kv_blocks, self.block_tokens, self.max_running) < 1 or self.max_preemptions < 0:
-            message = f"{self}: blocks and requests must be 1 or more, preemptions 0 or more"
+        if min(self.block_tokens, self.max_running, self.max_preemptions) < 1 or self.headroom < 0:
+            message = f"{self}: all but headroom must be 1 or more, headroom 0 or more"
             raise ValueError(message)
         if self.max_running >= self.max_batch_tokens:
             message = (
@@ -121,192 +89,216 @@ class Stage(Enum):
 
     WAITING = "waiting"  # for memory
     ARRIVING = "arriving"  # for its KV cache from the prompt machine
-    RUNNING = "running"
+    PROMPT = "prompt"  # to be computed, also after an eviction
+    TOKEN = "token"  # noqa: S105 - in the token phase
     COMPUTED = "computed"  # a prompt whose KV cache is still to be handed over
 
 
 @dataclass(slots=True)
-class Work:
-    """One request's work on this machine; `known` tokens, of which `computed` are in the KV.
-
-    The first `prompt` of them are computed as a prompt: all known ones after an eviction.
-    """
-
-    key: str
-    serial: int
-    known: int
-    most: int  # tokens at the longest
-    stays: bool  # the token phase runs here
-    arrives: bool  # its KV comes from a prompt machine
-    prompt: int
-    computed: int = 0
+class _Work:
+    row: int
+    token_side: bool
     stage: Stage = Stage.WAITING
-    blocks: int = 0
-    preemptions: int = 0
-
-    @property
-    def decoding(self) -> bool:
-        """Whether its prompt is computed, so that an iteration makes one token."""
-        return self.computed >= self.prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """One iteration: (key, tokens to compute) each, and who does not run though it was here."""
+class Batch(Generic[Key]):
+    """One iteration: (key, tokens to compute) each, and what the performance model asks for."""
 
-    parts: tuple[tuple[str, int], ...]
-    sat_out: tuple[str, ...]
-    evicted: tuple[str, ...]  # their KV is given up; it is computed again when memory is there
+    parts: tuple[tuple[Key, int], ...] = ()
+    prompt_tokens: int = 0
+    prompt_sequences: int = 0
+    sequences: int = 0  # in the token phase
+    context: int = 0  # tokens whose KV the token phases read
+    sat_out: tuple[Key, ...] = ()  # token phases for which there was no room
+    evicted: tuple[Key, ...] = ()  # their KV is given up; it is computed again when memory is there
 
 
-@dataclass(slots=True)
-class MachineScheduler:
-    """The queues and the memory of one machine."""
+class MachineScheduler(Generic[Key]):
+    """The queues of one machine. Keys are the engine's names for work."""
 
-    limits: MachineLimits
-    free: int = field(init=False)
-    _works: dict[str, Work] = field(init=False, default_factory=dict)
-    _waiting: list[tuple[int, str]] = field(init=False, default_factory=list)
-    _serial: int = field(init=False, default=0)
+    def __init__(self, limits: MachineLimits, memory: Memory[Key]) -> None:
+        self.limits = limits
+        self._memory = memory
+        self._works: dict[Key, _Work] = {}
+        self._table: Int32s = np.zeros((16, COLUMNS), np.int32)
+        self._keys: dict[int, Key] = {}  # by row
+        self._free_rows = list(range(16))
+        self._waiting: list[Key] = []  # prompts, and before them the evicted
+        self._arrivals: list[Key] = []  # token phases without memory
+        self._prompts: list[int] = []  # rows
+        self._phases: list[int] = []  # rows
 
-    def __post_init__(self) -> None:
-        """Start with all memory free."""
-        self.free = self.limits.kv_blocks
+    # ---- work in and out
 
-    def work(self, key: str) -> Work:
-        """Return work by its key, for reading; KeyError when there is none."""
-        return self._works[key]
+    def add_prompt(self, key: Key, tokens: int) -> None:
+        """Queue a prompt; raises ValueError when the key is in use."""
+        self._add(key, tokens, tokens, token_side=False)
+        self._waiting.append(key)
 
-    def add_prompt(self, key: str, prompt_tokens: int, max_tokens: int, *, stays: bool = False) -> None:
-        """Queue a prompt; `stays` when its token phase runs here as well.
+    def add_token(self, key: Key, tokens: int, most: int) -> None:
+        """Queue a token phase that may grow to `most` tokens and whose KV of `tokens` will arrive.
 
-        Raises ValueError when the key is in use or the memory could never hold it.
+        The machine must be able to hold `most`. Raises ValueError when the key is in use.
         """
-        self._add(key, prompt_tokens, prompt_tokens + (max_tokens if stays else 1), stays=stays)
+        self._add(key, tokens, most, token_side=True)
+        self._arrivals.append(key)
 
-    def add_token(self, key: str, context_tokens: int, max_tokens: int) -> None:
-        """Queue a token phase whose KV will arrive; raises ValueError as `add_prompt` does."""
-        self._add(key, context_tokens, context_tokens + max_tokens, stays=True, arrives=True)
+    def _add(self, key: Key, known: int, most: int, *, token_side: bool) -> None:
+        if key in self._works:
+            message = f"work {key!r} is already on this machine"
+            raise ValueError(message)
+        if not self._free_rows:
+            rows = len(self._table)
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+            self._free_rows = list(range(rows, 2 * rows))
+        row = self._free_rows.pop()
+        self._keys[row] = key
+        self._table[row] = 0
+        self._table[row, KNOWN], self._table[row, MOST] = known, most
+        self._works[key] = _Work(row, token_side)
 
-    def admit(self) -> list[str]:
-        """Give memory to who waits, in order of arrival; returns who has it now."""
-        admitted = []
-        places = self.limits.max_running - sum(
-            work.stage in (Stage.RUNNING, Stage.ARRIVING) for work in self._works.values()
-        )
-        while self._waiting and places > 0:
-            work = self._works[self._waiting[0][1]]
-            blocks = self._blocks(work.most if self._kept(work) else work.known + 1)
-            if blocks > self.free:
+    def remove(self, key: Key) -> None:
+        """Forget work: it ended, was aborted, or its KV is handed over. Its memory is the caller's."""
+        work = self._works.pop(key)
+        del self._keys[work.row]
+        self._free_rows.append(work.row)
+        for keys in (self._waiting, self._arrivals):
+            if key in keys:
+                keys.remove(key)
+        for rows in (self._prompts, self._phases):
+            if work.row in rows:
+                rows.remove(work.row)
+
+    def stage(self, key: Key) -> Stage:
+        """Return where work stands; KeyError when there is none of this key."""
+        return self._works[key].stage
+
+    def preemptions(self, key: Key) -> int:
+        """How often its token phase sat out or was evicted."""
+        return int(self._table[self._works[key].row, PREEMPTED])
+
+    def held(self, key: Key) -> int:
+        """KV blocks that work holds."""
+        return int(self._table[self._works[key].row, BLOCKS])
+
+    # ---- memory
+
+    def admit(self) -> list[Key]:
+        """Give memory to who waits: prompts first, each kind in order of arrival; returns who has it now."""
+        admitted: list[Key] = []
+        for key in list(self._waiting):
+            leave = self.limits.headroom if self._arrivals and self._prompts_hold() else 0
+            if self._begin(key, leave, Stage.PROMPT):
+                self._waiting.remove(key)
+                self._prompts.append(self._works[key].row)
+                admitted.append(key)
+            elif not lets_pass(self._table, self._works[key].row):
                 break
-            self._waiting.pop(0)
-            self._take(work, blocks)
-            work.stage = Stage.ARRIVING if work.arrives else Stage.RUNNING
-            admitted.append(work.key)
-            places -= 1
+        while self._arrivals and self._places() > 0:
+            key = self._arrivals[0]
+            leave = self.limits.headroom if self._count(lambda w: w.stage is Stage.ARRIVING) else 0
+            if not self._begin(key, leave, Stage.ARRIVING):
+                break
+            self._arrivals.pop(0)
+            admitted.append(key)
         return admitted
 
-    def ready(self, key: str) -> None:
-        """The KV of a token phase is here, and the first token with it."""
+    def _count(self, chosen: Callable[[_Work], bool]) -> int:
+        return sum(chosen(work) for work in self._works.values())
+
+    def _prompts_hold(self) -> bool:
+        return bool(self._count(lambda w: not w.token_side and w.stage is not Stage.WAITING))
+
+    def _places(self) -> int:
+        """Token phases that may still be taken in; one that is evicted keeps its place."""
+        return self.limits.max_running - self._count(lambda w: w.token_side) + len(self._arrivals)
+
+    def _begin(self, key: Key, leave: int, stage: Stage) -> bool:
+        work, limits = self._works[key], self.limits
+        blocks = int(wanted_blocks(self._table, work.row, limits.block_tokens, limits.max_preemptions))
+        cached = self._memory.take(key, blocks, leave)
+        if cached == NONE:
+            return False
+        self._table[work.row, BLOCKS] = blocks
+        self._table[work.row, PENDING] = self._table[work.row, KNOWN] - cached
+        work.stage = stage
+        return True
+
+    def _make_room(self) -> tuple[Key, ...]:
+        """Give every token phase the block that its next token needs; returns who was evicted for it."""
+        size, evicted = self.limits.block_tokens, []
+        while self._phases:
+            phases = np.array(self._phases, np.int32)
+            if missing_blocks(self._table, phases, len(phases), size, 0) <= self._memory.free:
+                break
+            victim = int(pick_victim(self._table, phases, len(phases), self.limits.max_preemptions))
+            if victim == NONE:  # all have the memory they can ever need
+                break
+            evicted.append(self._evict(self._phases.pop(victim)))
+        for row in self._phases:
+            missing = int(blocks_for(self._table[row, KNOWN], size) - self._table[row, BLOCKS])
+            if missing > 0:
+                self._memory.grow(self._keys[row], missing)
+                self._table[row, BLOCKS] += missing
+        return tuple(evicted)
+
+    def _evict(self, row: int) -> Key:
+        key = self._keys[row]
+        self._memory.take_back(key)
+        self._table[row, BLOCKS] = 0
+        self._table[row, PREEMPTED] += 1
+        self._works[key].stage = Stage.WAITING
+        self._waiting.insert(0, key)
+        return key
+
+    # ---- iterations
+
+    def ready(self, key: Key) -> None:
+        """The KV of a token phase is here, and the first token with it: it joins the batch."""
         work = self._works[key]
-        work.arrives = False
-        work.computed = work.known
-        work.known += 1
-        work.stage = Stage.RUNNING
+        work.stage = Stage.TOKEN
+        self._table[work.row, PENDING] = 0
+        self._table[work.row, KNOWN] += 1
+        self._phases.append(work.row)
 
-    def next_batch(self) -> Batch:
-        """Admit, make room for every token phase's next token, and choose what runs."""
-        self.admit()
+    def next_batch(self) -> Batch[Key]:
+        """Make room for every token phase's next token, and choose what runs. `admit` comes first."""
         evicted = self._make_room()
-        running = self._running()
-        pending = np.array([max(0, w.prompt - w.computed) for w in running], np.int64)
-        preempted = np.array([w.preemptions for w in running], np.int64)
-        take = np.zeros(len(running), np.int64)
-        form_batch(pending, preempted, self.limits.max_batch_tokens, self._may_sit_out, True, take)
-        sat_out = [w for w, tokens in zip(running, take, strict=True) if w.decoding and not tokens]
-        for work in sat_out:
-            work.preemptions += 1
-        parts = tuple((w.key, int(n)) for w, n in zip(running, take, strict=True) if n)
-        return Batch(parts, tuple(w.key for w in sat_out), tuple(evicted))
+        limits, table = self.limits, self._table
+        prompts, phases = (np.array(rows, np.int32) for rows in (self._prompts, self._phases))
+        taken, _ = form_batch(
+            table, prompts, len(prompts), phases, len(phases), limits.max_batch_tokens, limits.max_preemptions
+        )
+        first = self._prompts[:taken]
+        active = [row for row in self._phases if table[row, TAKEN]]
+        return Batch(
+            parts=tuple((self._keys[row], int(table[row, TAKEN])) for row in (*first, *active)),
+            prompt_tokens=int(table[first, TAKEN].sum()),
+            prompt_sequences=taken,
+            sequences=len(active),
+            context=int(table[active, KNOWN].sum()),
+            sat_out=tuple(self._keys[row] for row in self._phases if not table[row, TAKEN]),
+            evicted=evicted,
+        )
 
-    def complete(self, batch: Batch) -> list[str]:
+    def complete(self, batch: Batch[Key]) -> list[Key]:
         """Book a computed batch; returns whose token was made (a prompt's last chunk makes one)."""
         made = []
         for key, tokens in batch.parts:
             work = self._works.get(key)
-            if work is None:  # cancelled meanwhile
+            if work is None:  # aborted meanwhile
                 continue
-            work.computed += tokens
-            if work.computed == work.known:
-                made.append(key)
-                work.known += 1
-                if not work.stays:
-                    work.stage = Stage.COMPUTED
+            self._table[work.row, TAKEN] = 0
+            if work.stage is Stage.PROMPT:
+                self._table[work.row, PENDING] -= tokens
+                if self._table[work.row, PENDING] > 0:
+                    continue
+                self._prompts.remove(work.row)
+                work.stage = Stage.COMPUTED
+                if work.token_side:
+                    work.stage = Stage.TOKEN
+                    self._phases.append(work.row)
+            self._table[work.row, KNOWN] += 1
+            made.append(key)
         return made
-
-    def finish(self, key: str) -> None:
-        """Free all that a request holds: it ended, was cancelled, or its KV is handed over."""
-        work = self._works.pop(key)
-        if work.stage is Stage.WAITING:
-            self._waiting.remove((work.serial, key))
-        self.free += work.blocks
-
-    @property
-    def _may_sit_out(self) -> int:
-        return max(0, self.limits.max_preemptions - 1)
-
-    def _kept(self, work: Work) -> bool:
-        """Whether it may not be evicted (any more) and so gets all its memory at once."""
-        return work.stays and work.preemptions >= self.limits.max_preemptions
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.limits.block_tokens)
-
-    def _take(self, work: Work, blocks: int) -> None:
-        self.free -= blocks - work.blocks
-        work.blocks = blocks
-
-    def _running(self) -> list[Work]:
-        return sorted(
-            (work for work in self._works.values() if work.stage is Stage.RUNNING), key=lambda w: w.serial
-        )
-
-    def _add(self, key: str, known: int, most: int, *, stays: bool, arrives: bool = False) -> None:
-        if key in self._works:
-            message = f"work {key!r} is already on this machine"
-            raise ValueError(message)
-        if self._blocks(most) > self.limits.kv_blocks:
-            message = (
-                f"work {key!r} may grow to {most} tokens, {self._blocks(most)} KV blocks:"
-                f" this machine has {self.limits.kv_blocks}"
-            )
-            raise ValueError(message)
-        self._serial += 1
-        self._works[key] = Work(key, self._serial, known, most, stays, arrives, known)
-        self._waiting.append((self._serial, key))
-
-    def _make_room(self) -> list[str]:
-        """Take the blocks that the next tokens need, the oldest first; returns who was evicted for it."""
-        evicted: list[str] = []
-        running = self._running()
-        preempted = np.array([w.preemptions for w in running], np.int64)
-        evictable = np.array([w.decoding and not self._kept(w) for w in running], np.int64)
-        for place, work in enumerate(running):
-            needed = self._blocks(min(work.known + 1, work.most))
-            while work.stage is Stage.RUNNING and needed > work.blocks:
-                if needed - work.blocks <= self.free:
-                    self._take(work, needed)
-                    break
-                victim = int(pick_victim(preempted, evictable, place))
-                victim = place if victim == NONE else victim
-                evictable[victim] = 0
-                evicted.append(running[victim].key)
-                self._evict(running[victim])
-        return evicted
-
-    def _evict(self, work: Work) -> None:
-        self._take(work, 0)
-        work.computed, work.prompt = 0, work.known
-        work.preemptions += 1
-        work.stage = Stage.WAITING
-        insort(self._waiting, (work.serial, work.key))

@@ -312,6 +312,7 @@ class EmulatedMachine:
     def finish(self, iteration: Iteration) -> None:
         """Sample where a sequence's KV is complete; free what ended or was aborted meanwhile."""
         self._in_batch, self._batch_tokens = set(), 0
+        self.scheduler.complete(iteration.batch)
         for sequence, count in iteration.batch.parts:
             sequence.computed += count
             self._publish(sequence)

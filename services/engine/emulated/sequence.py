@@ -50,7 +50,6 @@ class Sequence:
     published: int = 0  # blocks offered to the prefix cache
     pushed: int = 0  # blocks announced to the daemon
     transfer_open: bool = False  # the daemon may touch the blocks
-    restart_push: bool = False  # preempted: the push begins again
     aborted: bool = False
     error: Exception | None = None
     outputs: asyncio.Queue[TokenOutput | None] = field(default_factory=asyncio.Queue)
@@ -67,11 +66,6 @@ class Sequence:
     def pending(self) -> int:
         """Positions whose KV is not written yet; 1 in the token phase."""
         return len(self.tokens) - self.computed
-
-    @property
-    def decoding(self) -> bool:
-        """True when its next iteration makes one token from a written context."""
-        return self.made > 0 and self.pending == 1
 
     def append(self, token_id: int) -> None:
         """Take a token that was made."""
