@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from splitwise.kv.geometry import Geometry
 
 TICK_S = 0.2
-ABANDON_TRIES = 3
-ABANDON_TIMEOUT_S = 2.0
+ABANDON_S = 60.0
+"""So long a destination is told that nothing more will come; its own lease ends its half in any case."""
+STOPPING_S = 4.0
+"""After the drain, so long what was stopped may take to end."""
 MAX_UNREAD_REPORTS = 16_384
 
 
@@ -71,7 +73,7 @@ class Node:
         await self._until_idle(seconds)
         self.sources.stop_all("the KV daemon stops")
         self.destinations.stop_all("the KV daemon stops")
-        await self._until_idle(2 * ABANDON_TIMEOUT_S)
+        await self._until_idle(STOPPING_S)
 
     async def close(self) -> None:
         """Give everything back."""
@@ -131,10 +133,14 @@ class Node:
             get_logger().warning("transfer.acknowledgement_lost", peer=address, error=str(error))
 
     async def send_abandon(self, address: str, request: pb.AbandonRequest) -> None:
-        """Tell a destination that nothing more will come."""
-        for _ in range(ABANDON_TRIES):
+        """Tell a destination that nothing more will come, also one that is slow to answer now.
+
+        One that never hears of it holds its blocks until its lease ends.
+        """
+        end = self.now() + ABANDON_S
+        while (left := end - self.now()) > 0:
             try:
-                await self.peers.stub(address).Abandon(request, timeout=ABANDON_TIMEOUT_S)
+                await self.peers.stub(address).Abandon(request, timeout=left, wait_for_ready=True)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.2)
             else:

@@ -12,7 +12,7 @@ import grpc.aio
 
 from services.kvd.ucx import PeerLostError
 from splitwise.config import Address
-from splitwise.rpc.channels import open_channel
+from splitwise.rpc.channels import MAX_REDIAL_MS, open_channel
 from splitwise.rpc.identity import Role
 from splitwise.rpc.v1.kvd_pb2_grpc import KvdPeerStub
 from splitwise.telemetry import get_logger
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT_S = 2.0
 STALL_S = 5.0
 """Flushes are waited for, and none has ended for so long: the peer is stopped, and given up."""
+REDIAL_S = 2 * MAX_REDIAL_MS / 1e3
+"""To a daemon that did not answer, the next attempt is made, and over, within this time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -126,21 +128,23 @@ class Peers:
         """Connect to a daemon's control interface; None, or why it cannot be reached now.
 
         What was not connected has sent nothing: only after this may a call have arrived
-        whose answer is missing.
+        whose answer is missing. The verdict is of an attempt made now: that earlier ones
+        failed says nothing of a daemon that was started again, so the next one is awaited.
         """
         self.stub(address)
         channel = self._channels[address]
+        state = channel.get_state(try_to_connect=True)
+        failed_before = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
         try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    state = channel.get_state(try_to_connect=True)
-                    if state is grpc.ChannelConnectivity.READY:
-                        return None
-                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            async with asyncio.timeout(min(seconds, REDIAL_S) if failed_before else seconds):
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not failed_before:
                         return "nobody answers there"
                     await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
         except TimeoutError:
-            return f"no connection within {seconds:g} s"
+            return "nobody answers there" if failed_before else f"no connection within {seconds:g} s"
+        return None
 
     def transports(self) -> list[str]:
         """Name the transports in use towards any peer."""

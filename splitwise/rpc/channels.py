@@ -35,6 +35,8 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 # Half of the interval at which clients ping, so that jitter never strikes.
 PING_ALLOWED_MS = KEEPALIVE_MS // 2
 MAX_PENDING_CALLS = 65_536
+# A peer that was restarted is found again within this time (grpc adds up to a fifth of it).
+MAX_REDIAL_MS = 500
 
 Options = list[tuple[str, int | str]]
 
@@ -62,7 +64,7 @@ CHANNEL_OPTIONS: Options = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", MAX_REDIAL_MS),
 ]
 
 

@@ -39,7 +39,7 @@ _SOCKET = "hotline.sock"
 _FIGURES = "figures"
 _COUNTS = struct.Struct("<5Q")
 _AWAY = struct.Struct("<Q")
-_HEALTH_CHECK_MS = 1000
+_HEALTH_CHECK_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
