@@ -36,3 +36,5 @@ class PromptServicer(PromptServiceServicer):
                 self._works.start_prompt(outbox, command.start)
             case "cancel":
                 self._works.cancel(Phase.PROMPT, command.cancel)
+            case "power":
+                self._streams.order_power(outbox, command.power)

@@ -19,6 +19,7 @@ from splitwise.rpc.v1.machine_pb2 import (
     CancelWork,
     Hello,
     MachineEvents,
+    PowerOrder,
     PromptCommand,
     StartPrompt,
     StartToken,
@@ -140,6 +141,10 @@ class MachineLink:
     def start_token(self, start: StartToken) -> None:
         """Command a token phase."""
         self._token.send(TokenCommand(start=start))
+
+    def order_power(self, order: PowerOrder) -> None:
+        """Say where the machine serves now, and its share of the power budget."""
+        self._prompt.send(PromptCommand(power=order))
 
     def cancel(self, phase: Phase, cancel: CancelWork) -> None:
         """Command the end of one phase of one attempt."""
