@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from splitwise.cli import cluster, config, doctor, health, profile, provision, simulate, talk, trace, up
+from splitwise.cli import (
+    cluster,
+    config,
+    doctor,
+    health,
+    profile,
+    provision,
+    replay,
+    simulate,
+    talk,
+    trace,
+    up,
+)
 
 app = typer.Typer(
     name="splitwise",
@@ -20,6 +32,7 @@ app.command()(talk.chat)
 app.command()(cluster.status)
 app.command()(cluster.explain)
 app.command()(cluster.drain)
+app.command()(replay.replay)
 app.add_typer(config.app, name="config")
 app.command()(health.health)
 app.command()(doctor.doctor)

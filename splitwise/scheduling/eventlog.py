@@ -1,9 +1,10 @@
 """Event logs: what happened and what was decided, as JSON lines, and their replay.
 
-The first line names the format and holds the scheduler's settings; every further line is
-one event with the decisions that answered it. Since the scheduler has no clock, I/O or
-randomness, replaying the events gives the same decisions, on any machine, compiled or
-not: `replay` checks it, and so turns a field log into a regression test.
+The first line names the format and holds the scheduler's settings, and its state unless it
+was new; every further line is one event with the decisions that answered it. Since the
+scheduler has no clock, I/O or randomness, replaying the events gives the same decisions, on
+any machine, compiled or not: `replay` checks it, and so turns a field log into a regression
+test.
 
 Nothing here opens files: a `Recorder` is given a `write` function, `replay` any lines.
 """
@@ -11,6 +12,7 @@ Nothing here opens files: a `Recorder` is given a `write` function, `replay` any
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import types
 import typing
@@ -21,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 from splitwise.scheduling import decisions as decisions_module
 from splitwise.scheduling import events as events_module
 from splitwise.scheduling import settings as settings_module
+from splitwise.scheduling.checkpoint import capture, restore
 from splitwise.scheduling.cluster import ClusterScheduler
 from splitwise.scheduling.decisions import Decision
 from splitwise.scheduling.events import Event
 from splitwise.scheduling.settings import SchedulerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 FORMAT = 1
 _NAMES = {**vars(events_module), **vars(decisions_module), **vars(settings_module)}
@@ -62,9 +65,10 @@ class Entry:
     decisions: list[Decision]
 
 
-def encode_settings(settings: SchedulerSettings) -> str:
-    """Return the first line of a log."""
-    return _dump({_HEADER: FORMAT, "settings": dataclasses.asdict(settings)})
+def encode_start(scheduler: ClusterScheduler, *, new: bool) -> str:
+    """Return the first line of a log; a scheduler that is not `new` puts its state there."""
+    record = {_HEADER: FORMAT, "settings": dataclasses.asdict(scheduler.settings)}
+    return _dump(record if new else {**record, "state": capture(scheduler)})
 
 
 def encode(event: Event, decisions: Iterable[Decision]) -> str:
@@ -72,16 +76,17 @@ def encode(event: Event, decisions: Iterable[Decision]) -> str:
     return _dump({"event": _plain(event), "decisions": [_plain(decision) for decision in decisions]})
 
 
-def decode_settings(line: str) -> SchedulerSettings:
-    """Read the first line; raises `EventLogError`."""
+def decode_start(line: str) -> ClusterScheduler:
+    """Return the scheduler that a log begins with; raises `EventLogError`."""
     record = _load(line, 1)
     if record.get(_HEADER) != FORMAT:
         message = f"line 1: not an event log of format {FORMAT}: it must begin with {_HEADER!r}: {FORMAT}"
         raise EventLogError(message)
     try:
-        return SchedulerSettings(**record["settings"])
+        settings = SchedulerSettings(**record["settings"])
+        return restore(settings, record["state"]) if "state" in record else ClusterScheduler(settings)
     except (KeyError, TypeError, ValueError) as error:
-        message = f"line 1: bad settings: {error}"
+        message = f"line 1: bad settings or state: {type(error).__name__}: {error}"
         raise EventLogError(message) from error
 
 
@@ -100,9 +105,10 @@ class Recorder:
     """A `ClusterScheduler` that writes down all it is told and all it decides."""
 
     def __init__(self, scheduler: ClusterScheduler, write: Callable[[str], object]) -> None:
+        """`scheduler` is new: it has handled nothing."""
         self.scheduler = scheduler
         self._write = write
-        write(encode_settings(scheduler.settings))
+        write(encode_start(scheduler, new=True))
 
     def handle(self, event: Event) -> list[Decision]:
         """Pass one event on and write its line."""
@@ -110,28 +116,58 @@ class Recorder:
         self._write(encode(event, decided))
         return decided
 
+    def begin_again(self) -> None:
+        """Write a first line with the state of now, so that what was written before can go."""
+        self._write(encode_start(self.scheduler, new=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One event of a log that is replayed. `decided` is what the scheduler decides here and now."""
+
+    line: int
+    event: Event
+    recorded: list[Decision]
+    decided: list[Decision]
+
+    def check(self) -> None:
+        """Raise `ReplayError`, which names the first difference, if there is one."""
+        if self.decided == self.recorded:
+            return
+        pairs = itertools.zip_longest(self.recorded, self.decided)
+        number, (recorded, decided) = next((n, p) for n, p in enumerate(pairs, 1) if p[0] != p[1])
+        message = (
+            f"line {self.line}: {self.event}\n"
+            f"  decision {number} recorded: {recorded or 'none'}\n"
+            f"  decision {number} replayed: {decided or 'none'}"
+        )
+        raise ReplayError(message)
+
+
+def steps(lines: Iterable[str]) -> Iterator[Step]:
+    """Run a log through a scheduler, event by event; raises `EventLogError` for a bad line."""
+    scheduler: ClusterScheduler | None = None
+    for number, line in enumerate(lines, 1):
+        if scheduler is None:
+            scheduler = decode_start(line)
+        else:
+            entry = decode(line, number)
+            yield Step(number, entry.event, entry.decisions, scheduler.handle(entry.event))
+    if scheduler is None:
+        message = "line 1: the log is empty"
+        raise EventLogError(message)
+
 
 def replay(lines: Iterable[str]) -> int:
-    """Run a log through a new scheduler and return the number of events.
+    """Run a log through a scheduler and return the number of events.
 
     Raises `ReplayError` at the first event whose decisions differ, `EventLogError` for a
     line that cannot be read.
     """
-    scheduler: ClusterScheduler | None = None
     count = 0
-    for number, line in enumerate(lines, 1):
-        if scheduler is None:
-            scheduler = ClusterScheduler(decode_settings(line))
-            continue
-        entry = decode(line, number)
-        decided = scheduler.handle(entry.event)
-        if decided != entry.decisions:
-            message = f"line {number}: {entry.event}\n  recorded: {entry.decisions}\n  replayed: {decided}"
-            raise ReplayError(message)
+    for step in steps(lines):
+        step.check()
         count += 1
-    if scheduler is None:
-        message = "line 1: the log is empty"
-        raise EventLogError(message)
     return count
 
 

@@ -31,7 +31,7 @@ class Placement:
     def __init__(self, fleet: Fleet, settings: SchedulerSettings) -> None:
         self.serial = 0
         self._fleet = fleet
-        self._prefixes = PrefixIndex(settings.prefix_blocks_per_machine)
+        self.prefixes = PrefixIndex(settings.prefix_blocks_per_machine)
         self.use(settings)
 
     def use(self, settings: SchedulerSettings) -> None:
@@ -87,7 +87,7 @@ class Placement:
             if token.pool is Pool.PROMPT:
                 decisions.append(self._borrow(token))
         if self._uses_prefixes and request.prefix_hashes:
-            self._prefixes.remember(prompt.slot, request.prefix_hashes)
+            self.prefixes.remember(prompt.slot, request.prefix_hashes)
         reason = reasons.ASSIGN[self._settings.policy, choice[2], choice[3]]
         names = (prompt.spec.machine_id, token.spec.machine_id)
         decisions.append(Assign(reason, request.request_id, request.attempt, *names, self.serial, weighed))
@@ -139,7 +139,7 @@ class Placement:
 
     def forget(self, machine: Machine) -> None:
         """Forget which prefixes a lost machine held."""
-        self._prefixes.forget_machine(machine.slot)
+        self.prefixes.forget_machine(machine.slot)
 
     def _choose(
         self, request: Request, sizes: tuple[int, int, int], now_us: int
@@ -163,7 +163,7 @@ class Placement:
     def _hints(self, request: Request) -> list[tuple[int, int]]:
         """Return (slot, cached tokens) for machines that hold the start of the prompt."""
         hints = []
-        for slot, blocks in self._prefixes.find(request.prefix_hashes):
+        for slot, blocks in self.prefixes.find(request.prefix_hashes):
             machine = self._fleet.by_slot[slot]
             serving = self._fleet.state.machines[arrays.POSITION, slot] != arrays.NONE
             if serving and machine and machine.group is request.group and machine.pool is not Pool.TOKEN:

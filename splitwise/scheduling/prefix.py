@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 MOST_HOLDERS = 8
 """Machines considered per request, most recent first, so that a popular prefix stays cheap."""
@@ -45,6 +46,20 @@ class PrefixIndex:
             holders[slot] = None
         while len(mine) > self._per_machine:
             self._drop(slot, next(iter(mine)))
+
+    def capture(self) -> dict[str, Any]:
+        """Return the index as plain JSON values."""
+        return {
+            "per_machine": self._per_machine,
+            "of_machine": [[slot, list(names)] for slot, names in self._of_machine.items()],
+            "holders": [[name, list(slots)] for name, slots in self._holders.items()],
+        }
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """Become what was captured."""
+        self._per_machine = plain["per_machine"]
+        self._of_machine = {slot: dict.fromkeys(names) for slot, names in plain["of_machine"]}
+        self._holders = {name: dict.fromkeys(slots) for name, slots in plain["holders"]}
 
     def forget_machine(self, slot: int) -> None:
         """Drop all that a machine held."""

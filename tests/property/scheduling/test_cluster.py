@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splitwise.scheduling import events as ev
+from splitwise.scheduling.checkpoint import capture
 from splitwise.scheduling.decisions import Assign, Enqueue, MovePool
-from splitwise.scheduling.eventlog import decode, encode, replay
+from splitwise.scheduling.eventlog import decode, decode_start, encode, replay
 from splitwise.scheduling.events import MachineSpec, Pool
 from splitwise.scheduling.policies import POLICIES
 from splitwise.scheduling.settings import SchedulerSettings
@@ -78,6 +79,25 @@ def test_a_log_replays_to_the_same_decisions(options: SchedulerSettings, steps) 
     for number, line in enumerate(world.log[1:], 2):
         entry = decode(line, number)
         assert encode(entry.event, entry.decisions) == line
+
+
+@given(SETTINGS, STEPS, STEPS)
+@quick
+def test_a_log_that_begins_again_replays_from_there(options: SchedulerSettings, before, after) -> None:
+    """The state in its first line decides everything as the scheduler does that lived through it all."""
+    world = started(options)
+    for step in before:
+        world.step(*step)
+    world.recorder.begin_again()
+    cut = len(world.log) - 1
+    for step in after:
+        world.step(*step)
+    assert replay(world.log[cut:]) == len(world.log) - cut - 1
+    restored = decode_start(world.log[cut])
+    for number, line in enumerate(world.log[cut + 1 :], 2):
+        entry = decode(line, number)
+        restored.handle(entry.event)
+    assert capture(restored) == capture(world.scheduler)
 
 
 @given(SETTINGS, STEPS)
