@@ -43,6 +43,7 @@ class Link:
         self.prompts: list[pb.StartPrompt] = []
         self.tokens: list[pb.StartToken] = []
         self.cancelled: list[tuple[Phase, str, int]] = []
+        self.power: list[pb.PowerOrder] = []
 
     def start_prompt(self, start: pb.StartPrompt) -> None:
         self.prompts.append(start)
@@ -52,6 +53,9 @@ class Link:
 
     def cancel(self, phase: Phase, cancel: pb.CancelWork) -> None:
         self.cancelled.append((phase, cancel.work.request_id, cancel.work.attempt))
+
+    def order_power(self, order: pb.PowerOrder) -> None:
+        self.power.append(order)
 
 
 class Cluster:
