@@ -4,7 +4,8 @@ In each round every size runs through all ways in turn, so that the noise of the
 them alike; printed are medians. `push` is what an engine sees: from the layer announced as
 written until the token side hears `Received`, through two real daemons over UCX, checksums
 off (`push+sum`: on). `copy` is the same through one daemon. `memcpy` copies the same blocks
-between two shared mappings, `tcp` sends the same bytes over one loopback connection.
+between two shared mappings, `tcp` sends the same bytes over one loopback connection. With
+``--nixl`` that library takes its turn as well (see nixl_peer.py); both its sides spin, ours sleep.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.kv_push.nixl_peer import NixlPush, nixl_is_installed
 from services.kvd.client import KvdClient, Received, push_entry
 from services.kvd.memfd import MemfdMemory
 from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_LAYERWISE, TransferRef
@@ -145,16 +147,19 @@ def scattered(size: int, block: int) -> tuple[list[int], list[int]]:
     ]
 
 
-def measure(rounds: int) -> None:
+def measure(rounds: int, *, nixl: bool) -> None:
     """Run everything in turns and print the table."""
+    peer = NixlPush(MEMORY) if nixl else None
+    ways = (*WAYS, "nixl") if peer is not None else WAYS
     with tempfile.TemporaryDirectory() as folder:
         plain = [Daemon(folder, name, "--checksum", "false") for name in ("a", "b")]
         summed = [Daemon(folder, name) for name in ("c", "d")]
         try:
-            print("| transfer / block | " + " | ".join(WAYS) + " | push : memcpy | push : tcp |")
-            print("|---" * (len(WAYS) + 3) + "|")
+            against = [f"push : {way}" for way in ways[3:]]
+            print(f"| {' | '.join(['transfer / block', *ways, *against])} |")
+            print("|---" * (1 + len(ways) + len(against)) + "|")
             for size, block in SIZES:
-                print(row(plain, summed, size, block, rounds))
+                print(row(plain, summed, peer, size, block, rounds))
             hand_over(plain, rounds)
             before = [daemon.cpu_s() for daemon in plain]
             time.sleep(IDLE_S)
@@ -163,12 +168,16 @@ def measure(rounds: int) -> None:
         finally:
             for daemon in (*plain, *summed):
                 daemon.stop()
+            if peer is not None:
+                peer.close()
 
 
 WAYS = ("push", "push+sum", "copy", "memcpy", "tcp")
 
 
-def row(plain: list[Daemon], summed: list[Daemon], size: int, block: int, rounds: int) -> str:
+def row(
+    plain: list[Daemon], summed: list[Daemon], peer: NixlPush | None, size: int, block: int, rounds: int
+) -> str:
     """Measure one size."""
     homes = (plain[0], plain[1], plain[0], summed[0], summed[1])
     source, far, near, checked_source, checked = (Engine(home, block) for home in homes)
@@ -180,7 +189,9 @@ def row(plain: list[Daemon], summed: list[Daemon], size: int, block: int, rounds
         "memcpy": lambda: memcpy(source, near, block, here, there),
         "tcp": lambda: raw_tcp(source, size),
     }
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    if peer is not None:
+        ways["nixl"] = lambda: peer.push(block, here, there)
+    times: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(rounds + 1):
         for way, run in ways.items():
             seconds = run()
@@ -188,10 +199,10 @@ def row(plain: list[Daemon], summed: list[Daemon], size: int, block: int, rounds
                 times[way].append(seconds)
     for engine in (source, far, near, checked_source, checked):
         engine.close()
-    rate = {way: size / statistics.median(times[way]) / 1e9 for way in WAYS}
+    rate = {way: size / statistics.median(times[way]) / 1e9 for way in ways}
+    numbers = [*rate.values(), *(rate["push"] / other for other in list(rate.values())[3:])]
     label = f"{size // MIB} MiB / {block >> 10} KiB"
-    cells = " | ".join(f"{rate[way]:.2f}" for way in WAYS)
-    return f"| {label} | {cells} | {rate['push'] / rate['memcpy']:.2f} | {rate['push'] / rate['tcp']:.2f} |"
+    return f"| {' | '.join([label, *(f'{number:.2f}' for number in numbers)])} |"
 
 
 def hand_over(plain: list[Daemon], rounds: int) -> None:
@@ -207,4 +218,8 @@ def hand_over(plain: list[Daemon], rounds: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=11)
-    measure(parser.parse_args().rounds)
+    parser.add_argument("--nixl", action="store_true", help="NIXL beside it (see nixl_peer.py)")
+    chosen = parser.parse_args()
+    if chosen.nixl and not nixl_is_installed():
+        parser.error("--nixl needs: pip install --no-deps nixl nixl-cu12")
+    measure(chosen.rounds, nixl=chosen.nixl)
