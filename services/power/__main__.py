@@ -6,7 +6,7 @@ the exit code is 1 when some could not be.
 
 import sys
 
-from services.power.service import restore, serve
+from services.power.service import check, restore, serve
 from splitwise.config import load_settings
 from splitwise.errors import ConfigError, ExitCode, ListenError
 from splitwise.launch.service import run_service
@@ -16,7 +16,7 @@ from splitwise.telemetry import configure_logs
 def main(arguments: list[str]) -> int:
     """Run the agent, or restore; returns the exit code."""
     if "--restore" not in arguments:
-        return run_service("power", "power", serve, arguments)
+        return run_service("power", "power", serve, arguments, check=check)
     arguments.remove("--restore")
     try:
         settings = load_settings("power", arguments).settings

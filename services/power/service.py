@@ -104,6 +104,11 @@ async def _tick(worker: Worker, agent: PowerAgent, period_s: float) -> None:
         await asyncio.sleep(period_s)
 
 
+def check(settings: Settings) -> None:
+    """Raise `ConfigError` for what the schema cannot see: the driver's Python module is missing."""
+    Nvml(settings.power.nvml)
+
+
 def restore(options: PowerSettings) -> int:
     """Give back what a dead agent's state file owes, and nothing else; returns how many are left."""
     kept = LimitsFile(options.state)
