@@ -1,61 +1,64 @@
-"""A machine in `faithful` mode: its queues, its batches and its iterations.
+"""A machine in `faithful` mode: the machine scheduler's batches, run ahead in closed form.
 
-The machine scheduler's rules (Splitwise paper, section IV-B): prompts first come first
-served, at most `BATCH_TOKENS` tokens in a batch (its first prompt is always taken whole);
-all resident token phases in one batch; prompts go before token phases in a mixed batch,
-and a token phase that had to sit out `MAX_PREEMPTIONS` iterations never has to again.
+What a batch holds, who gives way and who waits for memory is decided by the kernels of
+``splitwise.scheduling.batching``, which the engines' machine scheduler runs as well.
 
 A batch of token phases that nothing changes is one *run* of many iterations whose times
-are added up in closed form. A run is cut at the end of the iteration in which something
-arrives that could change the batch.
+are added up in closed form. A run ends before an iteration for which the memory would not
+do, and is cut at the end of the iteration in which something arrives that could change
+the batch.
 """
 
 from __future__ import annotations
 
-from splitwise.perf.kernels import (
-    mixed_seconds,
-    token_run_iterations,
-    token_run_seconds,
+from splitwise.perf.kernels import mixed_seconds, token_run_iterations, token_run_seconds
+from splitwise.scheduling.arrays import NONE
+from splitwise.scheduling.batching import (
+    BLOCKS,
+    KNOWN,
+    PENDING,
+    PREEMPTED,
+    TAKEN,
+    blocks_for,
+    form_batch,
+    lets_pass,
+    missing_blocks,
+    pick_victim,
+    wanted_blocks,
 )
 from splitwise.sim.compiled import compiled
 from splitwise.sim.job import (
-    ACTIVE,
-    BATCH,
     BATCH_TOKENS,
     BEGAN,
     BLOCK_TOKENS,
     CAPACITY,
     COMPUTING,
+    END,
     ENDS,
     EVICTED,
     GROWS_AT,
     IDLE,
-    JOIN,
-    MADE,
     MAX_PREEMPTIONS,
     MODEL,
-    OUTPUT,
-    PROMPT,
+    PHASES,
+    PROMISED,
+    PROMPT_BLOCKS,
     PROMPT_STAGE,
     PROMPTS,
     PROMPTS_RUN,
     RECOMPUTING,
-    RESIDENT,
     ROUNDS,
     RUN,
     RUN_CONTEXT,
-    RUN_PROMPT_TOKENS,
+    RUN_PROMPTS,
     RUN_SEQUENCES,
-    SKIPPED,
-    TOKEN_BLOCKS,
+    SPARE,
     TOKEN_STAGE,
     TOKENS_RUN,
     USED,
     VERSION,
     WAIT,
-    context,
 )
-from splitwise.sim.job import MAX_SEQUENCES as MAX_RUNNING
 from splitwise.sim.links import push_along
 from splitwise.sim.world import (
     BUSY_MIXED,
@@ -68,10 +71,10 @@ from splitwise.sim.world import (
     MAX_SEQUENCES,
     MEMORY_PEAK,
     OCCUPANCY,
-    PREEMPTED,
     PREEMPTIONS,
     SECOND,
     START,
+    TIMES_PREEMPTED,
     TOKENS,
     World,
     append,
@@ -86,175 +89,193 @@ ITERATION, GROWTH, RECEIPT, HOME_AGAIN, REPORT, FAILURE, RETURN = range(7)
 @compiled
 def hold(world: World, machine: int, count: int) -> None:
     """Count KV blocks as held on a machine (or, negative, as free again)."""
-    world.whole[USED, machine] += count
-    if world.whole[USED, machine] > world.stats[machine, MEMORY_PEAK]:
-        world.stats[machine, MEMORY_PEAK] = world.whole[USED, machine]
+    whole = world.whole
+    whole[USED, machine] += count
+    if whole[USED, machine] > world.stats[machine, MEMORY_PEAK]:
+        world.stats[machine, MEMORY_PEAK] = whole[USED, machine]
 
 
 @compiled
-def _evict_down(world: World, machine: int) -> None:
-    """While the KV outgrows the memory, the newest token phase gives its up and is recomputed later."""
-    whole, jobs = world.whole, world.jobs
-    while whole[USED, machine] > whole[CAPACITY, machine] and world.sizes[BATCH, machine] > 0:
-        world.sizes[BATCH, machine] -= 1
-        job = world.items[BATCH, machine, world.sizes[BATCH, machine]]
-        whole[USED, machine] -= jobs[job, TOKEN_BLOCKS]
+def reserve(world: World, machine: int, count: int, now: float) -> None:
+    """Hold KV blocks for a token phase that will arrive; a run that counted on them is cut."""
+    hold(world, machine, count)
+    world.whole[SPARE, machine] -= count
+    if world.whole[SPARE, machine] < 0:
+        kick(world, machine, now)
+
+
+@compiled
+def _preempted(world: World, machine: int, job: int) -> None:
+    world.places[job, TIMES_PREEMPTED] += 1
+    world.stats[machine, PREEMPTIONS] += 1
+
+
+@compiled
+def _make_room(world: World, machine: int) -> None:
+    """Give every token phase the block that its next token needs; evict while there are too few."""
+    whole, jobs, setup = world.whole, world.jobs, world.setup
+    phases, size = world.items[PHASES, machine], setup[BLOCK_TOKENS]
+    count = world.sizes[PHASES, machine]
+    missing = missing_blocks(jobs, phases, count, size, 0)
+    while missing > whole[CAPACITY, machine] - whole[USED, machine]:
+        victim = pick_victim(jobs, phases, count, setup[MAX_PREEMPTIONS])
+        if victim == NONE:
+            break
+        job = phases[victim]
+        for place in range(victim + 1, count):
+            phases[place - 1] = phases[place]
+        count -= 1
+        whole[USED, machine] -= jobs[job, BLOCKS]
+        jobs[job, BLOCKS] = 0
+        jobs[job, PREEMPTED] += 1
         jobs[job, TOKEN_STAGE] = EVICTED
         insert(world, WAIT, machine, 0, job)
-        world.places[job, PREEMPTED] += 1
-        world.stats[machine, PREEMPTIONS] += 1
+        _preempted(world, machine, job)
+        missing = missing_blocks(jobs, phases, count, size, 0)
+    world.sizes[PHASES, machine] = count
+    if missing:
+        _grow(world, machine, count)
 
 
 @compiled
-def _join(world: World, machine: int) -> None:
-    """Take token phases whose KV is there into the batch, first come first served."""
-    taken = 0
-    ready = world.sizes[JOIN, machine]
-    while taken < ready and world.sizes[BATCH, machine] < world.setup[MAX_RUNNING]:
-        job = world.items[JOIN, machine, taken]
-        world.jobs[job, TOKEN_STAGE] = RESIDENT
-        append(world, BATCH, machine, job)
-        taken += 1
-    if taken:
-        for place in range(taken, ready):
-            world.items[JOIN, machine, place - taken] = world.items[JOIN, machine, place]
-        world.sizes[JOIN, machine] = ready - taken
+def _grow(world: World, machine: int, count: int) -> None:
+    jobs, phases, size = world.jobs, world.items[PHASES, machine], world.setup[BLOCK_TOKENS]
+    for place in range(count):
+        job = phases[place]
+        if jobs[job, KNOWN] > jobs[job, BLOCKS] * size:
+            more = blocks_for(jobs[job, KNOWN], size) - jobs[job, BLOCKS]
+            jobs[job, BLOCKS] += more
+            hold(world, machine, more)
 
 
 @compiled
-def _take_prompts(world: World, machine: int, now: float) -> int:
-    """Fill the PROMPTS list from the queue; returns the batch's tokens so far.
-
-    An evicted token phase that finds no memory lets others pass: what they hold may be what
-    it waits for.
-    """
+def _admit(world: World, machine: int) -> None:
+    """Give memory to who waits for it."""
     whole, jobs, items = world.whole, world.jobs, world.items
-    world.sizes[PROMPTS, machine] = 0
     waiting = world.sizes[WAIT, machine]
-    if waiting == 0:
-        return 0
-    total = 0
-    for place in range(world.sizes[BATCH, machine]):
-        if jobs[items[BATCH, machine, place], SKIPPED] >= world.setup[MAX_PREEMPTIONS]:
-            total += 1
     kept, place = 0, 0
     while place < waiting:
         job = items[WAIT, machine, place]
-        tokens = context(world, job)
-        if world.sizes[PROMPTS, machine] > 0 and total + tokens > world.setup[BATCH_TOKENS]:
+        wanted = wanted_blocks(jobs, job, world.setup[BLOCK_TOKENS], world.setup[MAX_PREEMPTIONS])
+        if wanted <= whole[CAPACITY, machine] - whole[USED, machine]:
+            hold(world, machine, wanted)
+            jobs[job, PENDING] = jobs[job, KNOWN]
+            if jobs[job, TOKEN_STAGE] == EVICTED:
+                jobs[job, BLOCKS] = wanted
+                jobs[job, TOKEN_STAGE] = RECOMPUTING
+            else:
+                jobs[job, PROMPT_BLOCKS] = wanted
+                jobs[job, PROMPT_STAGE] = COMPUTING
+            append(world, PROMPTS, machine, job)
+        elif lets_pass(jobs, job):
+            items[WAIT, machine, kept] = job
+            kept += 1
+        else:
             break
         place += 1
-        if jobs[job, TOKEN_STAGE] == EVICTED:
-            if jobs[job, TOKEN_BLOCKS] > whole[CAPACITY, machine] - whole[USED, machine]:
-                items[WAIT, machine, kept] = job
-                kept += 1
-                continue
-            hold(world, machine, jobs[job, TOKEN_BLOCKS])
-            jobs[job, TOKEN_STAGE] = RECOMPUTING
-        else:
-            jobs[job, PROMPT_STAGE] = COMPUTING
-            if not world.times[job, START] >= 0.0:
-                world.times[job, START] = now
-        append(world, PROMPTS, machine, job)
-        total += tokens
     for rest in range(place, waiting):
         items[WAIT, machine, kept + rest - place] = items[WAIT, machine, rest]
     world.sizes[WAIT, machine] = kept + waiting - place
-    return total
 
 
 @compiled
-def _activate(world: World, machine: int, total: int) -> None:
-    """Choose which resident token phases run: all, or beside prompts those that find room.
-
-    Those that sat out most often go first, then those that came first.
-    """
-    jobs, items = world.jobs, world.items
-    size = world.sizes[BATCH, machine]
-    if world.sizes[PROMPTS, machine] == 0:
-        for place in range(size):
-            items[ACTIVE, machine, place] = items[BATCH, machine, place]
-        world.sizes[ACTIVE, machine] = size
-        return
-    world.sizes[ACTIVE, machine] = 0
-    most = world.setup[MAX_PREEMPTIONS]
-    room = world.setup[BATCH_TOKENS] - total  # those that sat out most are counted in it
-    for level in range(most, -1, -1):
-        for place in range(size):
-            job = items[BATCH, machine, place]
-            if min(jobs[job, SKIPPED], most) == level and (level == most or room > 0):
-                append(world, ACTIVE, machine, job)
-                room -= 1 if level < most else 0
-    if world.sizes[ACTIVE, machine] == size:
-        return
-    _sit_out(world, machine)
-
-
-@compiled
-def _sit_out(world: World, machine: int) -> None:
-    """Note who is resident but does not run in this iteration."""
-    for place in range(world.sizes[BATCH, machine]):
-        world.jobs[world.items[BATCH, machine, place], SKIPPED] += 1
-        world.places[world.items[BATCH, machine, place], PREEMPTED] += 1
-    for place in range(world.sizes[ACTIVE, machine]):
-        world.jobs[world.items[ACTIVE, machine, place], SKIPPED] -= 1
-        world.places[world.items[ACTIVE, machine, place], PREEMPTED] -= 1
-    world.stats[machine, PREEMPTIONS] += world.sizes[BATCH, machine] - world.sizes[ACTIVE, machine]
-
-
-@compiled
-def _survey(world: World, machine: int) -> tuple[int, int, int]:
-    """Look through the active token phases once.
-
-    Returns their total context, the iterations until one is complete, and those until one
-    outgrows its KV blocks.
-    """
-    jobs, items, size = world.jobs, world.items, world.setup[BLOCK_TOKENS]
-    read, rounds, grows = 0, 1 << 30, 1 << 30
-    for place in range(world.sizes[ACTIVE, machine]):
-        job = items[ACTIVE, machine, place]
-        made = jobs[job, MADE]
-        known = jobs[job, PROMPT] + made
-        read += known
-        rounds = min(rounds, jobs[job, OUTPUT] - made)
-        grows = min(grows, jobs[job, TOKEN_BLOCKS] * size - known + 1)
-    return read, rounds, grows
-
-
-@compiled
-def start(world: World, machine: int, now: float) -> bool:
-    """Form the next batch and begin its run; False when there is nothing to run."""
-    whole, real = world.whole, world.real
-    _evict_down(world, machine)
-    _join(world, machine)
-    total = _take_prompts(world, machine, now)
-    _activate(world, machine, total)
-    prompts, active = world.sizes[PROMPTS, machine], world.sizes[ACTIVE, machine]
-    if prompts + active == 0:
+def start(world: World, machine: int, now: float) -> None:
+    """Form the next batch and begin its run, if there is something to run."""
+    whole, jobs, items, setup = world.whole, world.jobs, world.items, world.setup
+    _make_room(world, machine)
+    if world.sizes[WAIT, machine]:
+        _admit(world, machine)
+    prompts, count = world.sizes[PROMPTS, machine], world.sizes[PHASES, machine]
+    if prompts + count == 0:
         whole[RUN, machine] = IDLE
-        return False
-    read, rounds, grows = _survey(world, machine)
-    row = world.rows[whole[MODEL, machine]]
-    prompt_tokens = 0
-    if prompts:
-        for place in range(prompts):
-            prompt_tokens += context(world, world.items[PROMPTS, machine, place])
-        rounds = 1
-        seconds = mixed_seconds(row, float(prompt_tokens), float(prompts), float(active), float(read))
+        return
+    taken, sat_out = form_batch(
+        jobs,
+        items[PROMPTS, machine],
+        prompts,
+        items[PHASES, machine],
+        count,
+        setup[BATCH_TOKENS],
+        setup[MAX_PREEMPTIONS],
+    )
+    whole[RUN_PROMPTS, machine] = taken
+    whole[RUN_SEQUENCES, machine] = count - sat_out
+    if taken:
+        _start_prompts(world, machine, now)
     else:
-        seconds = token_run_seconds(row, float(active), float(read), float(rounds))
-    whole[RUN_SEQUENCES, machine] = active
+        _start_phases(world, machine, now)
+
+
+@compiled
+def _start_prompts(world: World, machine: int, now: float) -> None:
+    """Begin an iteration with prompts in it."""
+    whole, jobs, items, times = world.whole, world.jobs, world.items, world.times
+    tokens, read = 0, 0
+    for place in range(whole[RUN_PROMPTS, machine]):
+        job = items[PROMPTS, machine, place]
+        tokens += jobs[job, TAKEN]
+        if not times[job, START] >= 0.0:
+            times[job, START] = now
+    for place in range(world.sizes[PHASES, machine]):
+        job = items[PHASES, machine, place]
+        if jobs[job, TAKEN]:
+            read += jobs[job, KNOWN]
+        else:
+            _preempted(world, machine, job)
     whole[RUN_CONTEXT, machine] = read
-    whole[RUN_PROMPT_TOKENS, machine] = prompt_tokens
-    whole[RUN, machine] = PROMPTS_RUN if prompts else TOKENS_RUN
-    whole[ROUNDS, machine] = rounds
-    real[BEGAN, machine] = now
+    whole[RUN, machine] = PROMPTS_RUN
+    whole[ROUNDS, machine] = 1
+    world.real[BEGAN, machine] = now
+    seconds = mixed_seconds(
+        world.rows[whole[MODEL, machine]],
+        float(tokens),
+        float(whole[RUN_PROMPTS, machine]),
+        float(whole[RUN_SEQUENCES, machine]),
+        float(read),
+    )
     _ends(world, machine, now + seconds)
-    if prompts:
-        push_along(world, machine)
-    elif grows < rounds:
-        _schedule_growth(world, machine, grows)
-    return True
+    push_along(world, machine)
+
+
+@compiled
+def _start_phases(world: World, machine: int, now: float) -> None:
+    """Begin a run of token phases, as many iterations as nothing changes by itself."""
+    whole, jobs, items, size = world.whole, world.jobs, world.items, world.setup[BLOCK_TOKENS]
+    read, rounds, grows = 0, 1 << 30, 1 << 30
+    for place in range(whole[RUN_SEQUENCES, machine]):
+        job = items[PHASES, machine, place]
+        known = jobs[job, KNOWN]
+        read += known
+        rounds = min(rounds, jobs[job, END] - known)
+        grows = min(grows, jobs[job, PROMISED] * size - known + 1)
+    rounds = _that_fit(world, machine, rounds)
+    whole[RUN_CONTEXT, machine] = read
+    whole[RUN, machine] = TOKENS_RUN
+    whole[ROUNDS, machine] = rounds
+    world.real[BEGAN, machine] = now
+    _ends(world, machine, now + run_seconds(world, machine, rounds))
+    if grows < rounds:
+        schedule_growth(world, machine, grows)
+
+
+@compiled
+def _that_fit(world: World, machine: int, rounds: int) -> int:
+    """Return how many of the next `rounds` iterations find memory; notes what is left to spare."""
+    whole, size = world.whole, world.setup[BLOCK_TOKENS]
+    phases, count = world.items[PHASES, machine], whole[RUN_SEQUENCES, machine]
+    free = whole[CAPACITY, machine] - whole[USED, machine]
+    whole[SPARE, machine] = free - count * blocks_for(rounds - 1, size)
+    if whole[SPARE, machine] >= 0:
+        return rounds
+    fits, fails = 1, rounds + 1
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if missing_blocks(world.jobs, phases, count, size, middle - 1) <= free:
+            fits = middle
+        else:
+            fails = middle
+    whole[SPARE, machine] = free - missing_blocks(world.jobs, phases, count, size, fits - 1)
+    return fits
 
 
 @compiled
@@ -304,50 +325,35 @@ def kick(world: World, machine: int, now: float) -> None:
 
 
 @compiled
-def _schedule_growth(world: World, machine: int, grows: int) -> None:
-    world.whole[GROWS_AT, machine] = grows
-    at = world.real[BEGAN, machine] + run_seconds(world, machine, grows)
+def schedule_growth(world: World, machine: int, rounds: int) -> None:
+    """Plan for the end of a run's iteration in which a token phase outgrows what it was promised."""
+    world.whole[GROWS_AT, machine] = rounds
+    at = world.real[BEGAN, machine] + run_seconds(world, machine, rounds)
     push(world, at, GROWTH, machine, world.whole[VERSION, machine])
 
 
 @compiled
-def schedule_growth(world: World, machine: int) -> None:
-    """Plan for the next iteration of a run after which some token phase outgrows its KV blocks."""
-    _, rounds, grows = _survey(world, machine)
-    if grows < world.whole[ROUNDS, machine] and grows < rounds:
-        _schedule_growth(world, machine, grows)
-
-
-@compiled
-def make_tokens(world: World, machine: int, rounds: int) -> None:
-    """Give all active token phases the tokens of the run's first `rounds` iterations."""
-    active = world.sizes[ACTIVE, machine]
-    if rounds == 0 or active == 0:
-        return
-    times, jobs, items = world.times, world.jobs, world.items
+def token_times(world: World, machine: int, rounds: int) -> tuple[float, float, float]:
+    """When the first and the last of a run's first `rounds` iterations end, and the longest gap between."""
     began = world.real[BEGAN, machine]
-    first = began + _part_seconds(world, machine, 1)
-    last = began + _part_seconds(world, machine, rounds)
-    longest = 0.0  # iterations of a run grow longer, so the last one is the longest
-    if rounds > 1:
-        longest = last - (began + _part_seconds(world, machine, rounds - 1))
-    for place in range(active):
-        job = items[ACTIVE, machine, place]
-        if times[job, SECOND] == times[job, FIRST]:
-            times[job, SECOND] = first
-        gap = max(first - times[job, LATEST], longest)
-        times[job, GAP] = max(times[job, GAP], gap)
-        times[job, LATEST] = last
-        jobs[job, MADE] += rounds
-    world.stats[machine, TOKENS] += active * rounds
+    last = world.real[ENDS, machine]
+    if rounds < world.whole[ROUNDS, machine]:
+        last = began + run_seconds(world, machine, rounds)
+    if rounds == 1:
+        return last, last, 0.0
+    before = began + run_seconds(world, machine, rounds - 1)
+    return began + run_seconds(world, machine, 1), last, last - before  # iterations grow longer
 
 
 @compiled
-def _part_seconds(world: World, machine: int, rounds: int) -> float:
-    """Time of the first `rounds` iterations of the present run, whatever its kind."""
-    if rounds == world.whole[ROUNDS, machine]:
-        return float(world.real[ENDS, machine] - world.real[BEGAN, machine])
-    return run_seconds(world, machine, rounds)
+def note_tokens(world: World, job: int, rounds: int, first: float, last: float, longest: float) -> None:
+    """Give a token phase the tokens of `rounds` iterations, at the times of `token_times`."""
+    times = world.times
+    if times[job, SECOND] == times[job, FIRST]:
+        times[job, SECOND] = first
+    times[job, GAP] = max(times[job, GAP], max(first - times[job, LATEST], longest))
+    times[job, LATEST] = last
+    world.jobs[job, KNOWN] += rounds
 
 
 @compiled
@@ -355,10 +361,11 @@ def count_time(world: World, machine: int, seconds: float, rounds: int) -> None:
     """Add a run (or its part, when the machine is lost) to the machine's sums."""
     whole, stats = world.whole, world.stats
     sequences = whole[RUN_SEQUENCES, machine]
+    stats[machine, TOKENS] += sequences * rounds
     kind = BUSY_TOKEN
-    if whole[RUN_PROMPT_TOKENS, machine]:
+    if whole[RUN_PROMPTS, machine]:
         kind = BUSY_MIXED if sequences else BUSY_PROMPT
-        sequences += world.sizes[PROMPTS, machine]
+        sequences += whole[RUN_PROMPTS, machine]
     stats[machine, kind] += seconds
     stats[machine, ITERATIONS] += rounds
     stats[machine, OCCUPANCY + min(sequences, MAX_SEQUENCES)] += seconds

@@ -26,12 +26,12 @@ from splitwise.sim.world import (
     MAX_SEQUENCES,
     MEMORY_PEAK,
     OCCUPANCY,
-    PREEMPTED,
     PREEMPTIONS,
     PROMPT_TOKENS,
     SECOND,
     SELECTED,
     START,
+    TIMES_PREEMPTED,
     TOKENS,
     World,
     append,
@@ -244,7 +244,7 @@ def _preempt_left_out(world: World, machine: int) -> None:
         enqueue(world, machine, task)
         append(world, BLOCKED, machine, task)
         world.stats[machine, PREEMPTIONS] += 1
-        world.places[task >> 1, PREEMPTED] += 1
+        world.places[task >> 1, TIMES_PREEMPTED] += 1
     world.sizes[BATCH, machine] = kept
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from splitwise.scheduling.arrays import HOME, KV_BLOCKS, NONE, install, leave
 from splitwise.scheduling.arrays import MAX_RUNNING as SLOT_MAX_RUNNING
+from splitwise.scheduling.batching import BLOCKS, KNOWN, PENDING, TAKEN, blocks_for
 from splitwise.sim.batches import (
     FAILURE,
     GROWTH,
@@ -15,10 +16,11 @@ from splitwise.sim.batches import (
     REPORT,
     count_time,
     hold,
-    make_tokens,
+    note_tokens,
     rounds_done,
     schedule_growth,
     start,
+    token_times,
 )
 from splitwise.sim.compiled import compiled
 from splitwise.sim.front import (
@@ -39,41 +41,36 @@ from splitwise.sim.front import (
     wake,
 )
 from splitwise.sim.job import (
-    ACTIVE,
     ALIVE,
     ATTEMPT,
-    BATCH,
     BEGAN,
     BETWEEN,
     BLOCK_TOKENS,
-    CAPACITY,
     COMPUTED,
     COMPUTING,
-    ENDS,
+    END,
     FAILED,
     GROWS_AT,
+    HEARD_OPEN,
+    HEARD_PROMPT,
+    HEARD_TOKEN,
     IDLE,
-    JOIN,
-    KNOWN_OPEN,
-    KNOWN_PROMPT,
-    KNOWN_TOKEN,
-    MADE,
     MAX_ATTEMPTS,
     NOTHING,
     OUTBOX,
-    OUTPUT,
-    PROMPT,
+    PHASES,
+    PROMISED,
     PROMPT_BLOCKS,
     PROMPT_STAGE,
     PROMPTS,
     QUEUE,
-    READY,
     RECOMPUTING,
     REPORT_SECONDS,
+    RESIDENT,
     ROUNDS,
     RUN,
+    RUN_SEQUENCES,
     SHUNNED,
-    TOKEN_BLOCKS,
     TOKEN_STAGE,
     UNFINISHED,
     USED,
@@ -81,8 +78,6 @@ from splitwise.sim.job import (
     WAIT,
     WAITING,
     Sim,
-    blocks,
-    context,
 )
 from splitwise.sim.links import layerwise, push_after
 from splitwise.sim.world import (
@@ -111,30 +106,6 @@ if TYPE_CHECKING:
 
 
 @compiled
-def _note_token(sim: Sim, job: int, now: float) -> None:
-    """Note the token that a prompt iteration made: the request's first, or the next one after a recompute."""
-    times = sim.world.times
-    sim.world.jobs[job, MADE] += 1
-    if not times[job, FIRST] >= 0.0:
-        times[job, FIRST] = times[job, SECOND] = now
-    else:
-        if not times[job, SECOND] > times[job, FIRST]:
-            times[job, SECOND] = now
-        times[job, GAP] = max(times[job, GAP], now - times[job, LATEST])
-    times[job, LATEST] = now
-
-
-@compiled
-def _grow(sim: Sim, machine: int, job: int, tokens: int, now: float) -> None:
-    """Hold one more KV block when `tokens` tokens need it."""
-    jobs = sim.world.jobs
-    if blocks(sim.world, tokens) > jobs[job, TOKEN_BLOCKS]:
-        jobs[job, TOKEN_BLOCKS] += 1
-        hold(sim.world, machine, 1)
-        tell(sim, machine, GREW, job, now)
-
-
-@compiled
 def _give_back(sim: Sim, machine: int, count: int, now: float) -> None:
     """Free KV blocks on a machine; work that waits there for memory may start."""
     hold(sim.world, machine, -count)
@@ -152,8 +123,31 @@ def _over(sim: Sim, machine: int, job: int, now: float) -> None:
         _give_back(sim, places[job, PROMPT_MACHINE], jobs[job, PROMPT_BLOCKS], now)
     if jobs[job, TOKEN_STAGE] != NOTHING:
         jobs[job, TOKEN_STAGE] = NOTHING
-        _give_back(sim, places[job, TOKEN_MACHINE], jobs[job, TOKEN_BLOCKS], now)
+        _give_back(sim, places[job, TOKEN_MACHINE], jobs[job, BLOCKS], now)
     finish(sim, machine, job, now)
+
+
+@compiled
+def _note_token(sim: Sim, job: int, now: float) -> None:
+    """Note the token that a prompt iteration made: the request's first, or the next one after a recompute."""
+    times = sim.world.times
+    sim.world.jobs[job, KNOWN] += 1
+    if not times[job, FIRST] >= 0.0:
+        times[job, FIRST] = times[job, SECOND] = now
+    else:
+        if not times[job, SECOND] > times[job, FIRST]:
+            times[job, SECOND] = now
+        times[job, GAP] = max(times[job, GAP], now - times[job, LATEST])
+    times[job, LATEST] = now
+
+
+@compiled
+def _outgrow(sim: Sim, machine: int, job: int, known: int, now: float) -> None:
+    """Tell when a token phase of `known` tokens needs more memory than it was promised."""
+    jobs = sim.world.jobs
+    if known > jobs[job, PROMISED] * sim.world.setup[BLOCK_TOKENS]:
+        jobs[job, PROMISED] += 1
+        tell(sim, machine, GREW, job, now)
 
 
 @compiled
@@ -161,19 +155,18 @@ def _prompt_made(sim: Sim, machine: int, job: int, now: float) -> None:
     """Hand the KV cache of a computed prompt over, or (also after a recompute) go on here."""
     world = sim.world
     jobs = world.jobs
-    tokens = context(world, job)
-    world.stats[machine, PROMPT_TOKENS] += tokens
+    tokens = jobs[job, KNOWN]
     _note_token(sim, job, now)
     if jobs[job, TOKEN_STAGE] == RECOMPUTING:
-        _grow(sim, machine, job, tokens + 1, now)
-        if jobs[job, MADE] == jobs[job, OUTPUT]:
+        _outgrow(sim, machine, job, tokens + 1, now)
+        if jobs[job, KNOWN] == jobs[job, END]:
             _over(sim, machine, job, now)
         else:
-            jobs[job, TOKEN_STAGE] = READY
-            append(world, JOIN, machine, job)
+            jobs[job, TOKEN_STAGE] = RESIDENT
+            append(world, PHASES, machine, job)
         return
     jobs[job, PROMPT_STAGE] = COMPUTED
-    if jobs[job, MADE] == jobs[job, OUTPUT]:
+    if jobs[job, KNOWN] == jobs[job, END]:
         _over(sim, machine, job, now)
         return
     tell(sim, machine, FIRST_MADE, job, now)
@@ -192,28 +185,57 @@ def _received(sim: Sim, job: int, now: float) -> None:
     source, target = world.places[job, PROMPT_MACHINE], world.places[job, TOKEN_MACHINE]
     world.times[job, RECEIVED] = now
     world.jobs[job, PROMPT_STAGE] = NOTHING
-    world.jobs[job, TOKEN_STAGE] = READY
-    append(world, JOIN, target, job)
+    world.jobs[job, TOKEN_STAGE] = RESIDENT
+    append(world, PHASES, target, job)
     _give_back(sim, source, world.jobs[job, PROMPT_BLOCKS], now)
     tell(sim, target, KV_THERE, job, now)
     wake(sim, target, now)
 
 
 @compiled
-def _give_out_tokens(sim: Sim, machine: int, rounds: int, now: float) -> None:
-    """Give every active token phase its tokens of a run; grow and finish those that have to."""
+def _end_prompts(sim: Sim, machine: int, now: float) -> None:
+    """Book the prompt tokens that were computed; those taken are the first of the list."""
     world = sim.world
     jobs, items = world.jobs, world.items
-    size = world.setup[BLOCK_TOKENS]
-    active = world.sizes[ACTIVE, machine]
-    make_tokens(world, machine, rounds)
-    for place in range(active):
-        job = items[ACTIVE, machine, place]
-        known = jobs[job, PROMPT] + jobs[job, MADE]
-        if known > jobs[job, TOKEN_BLOCKS] * size:
-            _grow(sim, machine, job, known, now)
-        if jobs[job, MADE] == jobs[job, OUTPUT]:
-            _over(sim, machine, job, now)
+    size, done, place = world.sizes[PROMPTS, machine], 0, 0
+    while place < size and jobs[items[PROMPTS, machine, place], TAKEN] > 0:
+        job = items[PROMPTS, machine, place]
+        jobs[job, PENDING] -= jobs[job, TAKEN]
+        world.stats[machine, PROMPT_TOKENS] += jobs[job, TAKEN]
+        jobs[job, TAKEN] = 0
+        if jobs[job, PENDING] == 0:  # else it is the only one, and goes on
+            done += 1
+            _prompt_made(sim, machine, job, now)
+        place += 1
+    for place in range(done, size):
+        items[PROMPTS, machine, place - done] = items[PROMPTS, machine, place]
+    world.sizes[PROMPTS, machine] = size - done
+
+
+@compiled
+def _end_phases(sim: Sim, machine: int, rounds: int, now: float) -> None:
+    """Give every token phase that ran its tokens; let go those that are complete."""
+    world = sim.world
+    jobs, items, block = world.jobs, world.items, world.setup[BLOCK_TOKENS]
+    first, last, longest = token_times(world, machine, rounds)
+    kept = 0
+    for place in range(world.sizes[PHASES, machine]):
+        job = items[PHASES, machine, place]
+        if jobs[job, TAKEN]:
+            jobs[job, TAKEN] = 0
+            note_tokens(world, job, rounds, first, last, longest)
+            known = jobs[job, KNOWN]
+            if known - 1 > jobs[job, BLOCKS] * block:  # what the run's last iteration needed
+                more = blocks_for(known - 1, block) - jobs[job, BLOCKS]
+                jobs[job, BLOCKS] += more
+                hold(world, machine, more)
+            _outgrow(sim, machine, job, known, now)
+            if known == jobs[job, END]:
+                _over(sim, machine, job, now)
+                continue
+        items[PHASES, machine, kept] = job
+        kept += 1
+    world.sizes[PHASES, machine] = kept
 
 
 @compiled
@@ -223,40 +245,26 @@ def _end_run(sim: Sim, machine: int, now: float) -> None:
     rounds = world.whole[ROUNDS, machine]
     count_time(world, machine, now - world.real[BEGAN, machine], rounds)
     world.whole[RUN, machine] = BETWEEN
-    for place in range(world.sizes[PROMPTS, machine]):
-        _prompt_made(sim, machine, world.items[PROMPTS, machine, place], now)
-    _give_out_tokens(sim, machine, rounds, now)
-    jobs, items = world.jobs, world.items
-    kept = 0
-    for place in range(world.sizes[BATCH, machine]):
-        job = items[BATCH, machine, place]
-        if jobs[job, MADE] < jobs[job, OUTPUT]:
-            items[BATCH, machine, kept] = job
-            kept += 1
-    world.sizes[BATCH, machine] = kept
+    if world.sizes[PROMPTS, machine]:
+        _end_prompts(sim, machine, now)
+    if world.whole[RUN_SEQUENCES, machine]:
+        _end_phases(sim, machine, rounds, now)
     start(world, machine, now)
 
 
 @compiled
-def _grow_all(sim: Sim, machine: int, now: float) -> None:
-    """Give blocks to token phases that outgrow theirs; past the memory's end the run is over."""
+def _outgrow_all(sim: Sim, machine: int, now: float) -> None:
+    """In the middle of a run: tell who needs more memory than it was promised, and plan for the next."""
     world = sim.world
-    whole = world.whole
-    done = whole[GROWS_AT, machine]
-    jobs, items = world.jobs, world.items
-    size = world.setup[BLOCK_TOKENS]
-    for place in range(world.sizes[ACTIVE, machine]):
-        job = items[ACTIVE, machine, place]
-        known = jobs[job, PROMPT] + jobs[job, MADE] + done
-        if known > jobs[job, TOKEN_BLOCKS] * size:
-            _grow(sim, machine, job, known, now)
-    if whole[USED, machine] > whole[CAPACITY, machine]:
-        whole[ROUNDS, machine] = done
-        whole[VERSION, machine] += 1
-        world.real[ENDS, machine] = now
-        _end_run(sim, machine, now)
-    else:
-        schedule_growth(world, machine)
+    jobs, items, size = world.jobs, world.items, world.setup[BLOCK_TOKENS]
+    done, next_one = world.whole[GROWS_AT, machine], 1 << 30
+    for place in range(world.sizes[PHASES, machine]):
+        job = items[PHASES, machine, place]
+        if jobs[job, TAKEN]:
+            _outgrow(sim, machine, job, jobs[job, KNOWN] + done, now)
+            next_one = min(next_one, jobs[job, PROMISED] * size - jobs[job, KNOWN] + 1)
+    if next_one < world.whole[ROUNDS, machine]:
+        schedule_growth(world, machine, next_one)
 
 
 @compiled
@@ -269,13 +277,14 @@ def _drop(sim: Sim, job: int, lost: int, now: float) -> None:
         if prompt != lost:
             if jobs[job, PROMPT_STAGE] == WAITING:
                 remove(world, WAIT, prompt, job)
-            elif jobs[job, PROMPT_STAGE] == COMPUTING:
-                remove(world, PROMPTS, prompt, job)
-            _give_back(sim, prompt, jobs[job, PROMPT_BLOCKS], now)
+            else:
+                if jobs[job, PROMPT_STAGE] == COMPUTING:
+                    remove(world, PROMPTS, prompt, job)
+                _give_back(sim, prompt, jobs[job, PROMPT_BLOCKS], now)
         jobs[job, PROMPT_STAGE] = NOTHING
     if jobs[job, TOKEN_STAGE] != NOTHING:
         if token != lost:
-            _give_back(sim, token, jobs[job, TOKEN_BLOCKS], now)
+            _give_back(sim, token, jobs[job, BLOCKS], now)
         jobs[job, TOKEN_STAGE] = NOTHING
 
 
@@ -286,7 +295,12 @@ def _power_off(sim: Sim, machine: int, now: float) -> None:
     whole = world.whole
     if whole[RUN, machine] != IDLE:
         done = rounds_done(world, machine, now)
-        make_tokens(world, machine, done)
+        if done:
+            first, last, longest = token_times(world, machine, done)
+            for place in range(world.sizes[PHASES, machine]):
+                job = world.items[PHASES, machine, place]
+                if world.jobs[job, TAKEN]:
+                    note_tokens(world, job, done, first, last, longest)
         count_time(world, machine, now - world.real[BEGAN, machine], done)
     for kind in range(QUEUE):
         world.sizes[kind, machine] = 0
@@ -303,9 +317,9 @@ def _orphans(sim: Sim, machine: int, arrived: int) -> list[int]:
     jobs, places = sim.world.jobs, sim.world.places
     found = [0 for _ in range(0)]
     for job in range(arrived):
-        prompt = jobs[job, KNOWN_PROMPT] > 0 and places[job, PROMPT_MACHINE] == machine
-        token = jobs[job, KNOWN_TOKEN] > 0 and places[job, TOKEN_MACHINE] == machine
-        if jobs[job, KNOWN_OPEN] and (prompt or token):
+        prompt = jobs[job, HEARD_PROMPT] > 0 and places[job, PROMPT_MACHINE] == machine
+        token = jobs[job, HEARD_TOKEN] > 0 and places[job, TOKEN_MACHINE] == machine
+        if jobs[job, HEARD_OPEN] and (prompt or token):
             found.append(job)
     return found
 
@@ -386,7 +400,7 @@ def _handle(sim: Sim, now: float, kind: int, subject: int, version: int, arrived
             _end_run(sim, subject, now)
     elif kind == GROWTH:
         if version == world.whole[VERSION, subject]:
-            _grow_all(sim, subject, now)
+            _outgrow_all(sim, subject, now)
     elif kind == RECEIPT:
         if version == world.jobs[subject, ATTEMPT] and world.jobs[subject, PROMPT_STAGE] == COMPUTED:
             _received(sim, subject, now)

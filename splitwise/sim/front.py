@@ -31,26 +31,25 @@ from splitwise.scheduling.arrays import (
     move,
     wants_home,
 )
+from splitwise.scheduling.batching import BLOCKS, KNOWN, MOST, PREEMPTED, TAKEN, blocks_for
 from splitwise.scheduling.policies import NO_HINTS, choose_pair
-from splitwise.sim.batches import HOME_AGAIN, hold, kick, start
+from splitwise.sim.batches import HOME_AGAIN, kick, reserve, start
 from splitwise.sim.compiled import compiled
 from splitwise.sim.job import (
     ATTEMPT,
-    CAPACITY,
+    BLOCK_TOKENS,
     FINISHED,
+    HEARD_OPEN,
+    HEARD_PROMPT,
+    HEARD_TOKEN,
+    HEARD_TOKENS,
     HOLD_US,
     HOME_AT_US,
     IDLE,
-    KNOWN_OPEN,
-    KNOWN_PROMPT,
-    KNOWN_TOKEN,
-    KNOWN_TOKENS,
-    LIMIT,
-    MADE,
     MAX_QUEUED,
     NOTHING,
     OUTBOX,
-    PROMPT_BLOCKS,
+    PROMISED,
     PROMPT_STAGE,
     QUEUE,
     REJECTED,
@@ -61,15 +60,11 @@ from splitwise.sim.job import (
     SERIAL,
     SHUNNED,
     STATUS,
-    TOKEN_BLOCKS,
     TOKEN_STAGE,
     UNFINISHED,
-    USED,
     WAIT,
     WAITING,
     Sim,
-    blocks,
-    context,
 )
 from splitwise.sim.world import (
     HOW,
@@ -108,13 +103,13 @@ def _choose(sim: Sim, job: int) -> tuple[int, int, int]:
     Returns (prompt machine, token machine, how).
     """
     world, cluster = sim.world, sim.cluster
-    tokens = context(world, job)
-    left = world.jobs[job, LIMIT] - world.jobs[job, MADE]
+    tokens, size = world.jobs[job, KNOWN], world.setup[BLOCK_TOKENS]
+    left = world.jobs[job, MOST] - tokens
     first = most = 0
     if left > 1:
-        first = blocks(world, tokens + min(left, world.setup[RESERVE]))
-        most = blocks(world, tokens + left)
-    prompt_blocks = blocks(world, tokens)
+        first = blocks_for(tokens + min(left, world.setup[RESERVE]), size)
+        most = blocks_for(tokens + left, size)
+    prompt_blocks = blocks_for(tokens, size)
     draw = world.setup[SERIAL] + 1
     shunned = world.jobs[job, SHUNNED] - 1
     if shunned != NONE and cluster.machines[POSITION, shunned] != NONE:
@@ -135,31 +130,30 @@ def place(sim: Sim, job: int, now: float) -> bool:
     if prompt == NONE:
         return False
     jobs, places = world.jobs, world.places
-    tokens = context(world, job)
-    left = jobs[job, LIMIT] - jobs[job, MADE]
+    tokens, size = jobs[job, KNOWN], world.setup[BLOCK_TOKENS]
+    left = jobs[job, MOST] - tokens
     world.setup[SERIAL] += 1
     jobs[job, ATTEMPT] += 1
     jobs[job, SHUNNED] = 0
     places[job, PROMPT_MACHINE], places[job, TOKEN_MACHINE], places[job, HOW] = prompt, token, how
-    held = blocks(world, tokens)
+    held = blocks_for(tokens, size)
     if cluster.machines[POOL, prompt] == POOL_TOKEN:
         move(cluster, prompt, POOL_MIXED)
     add_prompt(cluster, prompt, tokens, held, micros(now))
-    jobs[job, KNOWN_TOKENS] = tokens
-    jobs[job, KNOWN_PROMPT] = jobs[job, PROMPT_BLOCKS] = held
-    jobs[job, KNOWN_TOKEN] = jobs[job, TOKEN_BLOCKS] = 0
+    jobs[job, HEARD_TOKENS] = tokens
+    jobs[job, HEARD_PROMPT] = held
+    jobs[job, HEARD_TOKEN] = jobs[job, BLOCKS] = 0
+    jobs[job, PREEMPTED] = jobs[job, TAKEN] = 0
     jobs[job, TOKEN_STAGE] = NOTHING
-    hold(world, prompt, held)
     if left > 1:
-        promised = blocks(world, tokens + min(left, world.setup[RESERVE]))
+        promised = blocks_for(tokens + min(left, world.setup[RESERVE]), size)
         if cluster.machines[POOL, token] == POOL_PROMPT:
             move(cluster, token, POOL_MIXED)
         add_token(cluster, token, promised, micros(now))
-        jobs[job, KNOWN_TOKEN] = jobs[job, TOKEN_BLOCKS] = promised
+        jobs[job, HEARD_TOKEN] = jobs[job, PROMISED] = promised
         jobs[job, TOKEN_STAGE] = RESERVED
-        hold(world, token, promised)
-        if world.whole[USED, token] > world.whole[CAPACITY, token]:  # it grew before it could say so
-            kick(world, token, now)
+        jobs[job, BLOCKS] = held
+        reserve(world, token, held, now)
     jobs[job, PROMPT_STAGE] = WAITING
     append(world, WAIT, prompt, job)
     wake(sim, prompt, now)
@@ -170,7 +164,7 @@ def place(sim: Sim, job: int, now: float) -> bool:
 def end_badly(sim: Sim, job: int, status: int) -> None:
     """Close a request that will not be finished."""
     sim.world.jobs[job, STATUS] = status
-    sim.world.jobs[job, KNOWN_OPEN] = 0
+    sim.world.jobs[job, HEARD_OPEN] = 0
     sim.world.setup[UNFINISHED] -= 1
 
 
@@ -190,7 +184,7 @@ def place_or_park(sim: Sim, job: int, now: float, fresh: bool) -> None:
 @compiled
 def arrive(sim: Sim, job: int, now: float) -> None:
     """Take a new request in."""
-    sim.world.jobs[job, KNOWN_OPEN] = 1
+    sim.world.jobs[job, HEARD_OPEN] = 1
     if sim.cluster.sizes.sum() == 0:
         end_badly(sim, job, REJECTED)
         return
@@ -244,14 +238,14 @@ def freed(sim: Sim, first: int, second: int, now: float) -> None:
 def release_prompt(sim: Sim, job: int) -> int:
     """Give back in the scheduler's books what the prompt phase held; returns its machine or NONE."""
     jobs = sim.world.jobs
-    if jobs[job, KNOWN_PROMPT] == 0:
+    if jobs[job, HEARD_PROMPT] == 0:
         return NONE
     machine = sim.world.places[job, PROMPT_MACHINE]
-    if jobs[job, KNOWN_TOKENS]:
-        end_prompt(sim.cluster, machine, jobs[job, KNOWN_TOKENS])
-        jobs[job, KNOWN_TOKENS] = 0
-    change_kv(sim.cluster, machine, -jobs[job, KNOWN_PROMPT])
-    jobs[job, KNOWN_PROMPT] = 0
+    if jobs[job, HEARD_TOKENS]:
+        end_prompt(sim.cluster, machine, jobs[job, HEARD_TOKENS])
+        jobs[job, HEARD_TOKENS] = 0
+    change_kv(sim.cluster, machine, -jobs[job, HEARD_PROMPT])
+    jobs[job, HEARD_PROMPT] = 0
     return int(machine)
 
 
@@ -259,11 +253,11 @@ def release_prompt(sim: Sim, job: int) -> int:
 def release_token(sim: Sim, job: int) -> int:
     """Give back in the scheduler's books what the token phase held; returns its machine or NONE."""
     jobs = sim.world.jobs
-    if jobs[job, KNOWN_TOKEN] == 0:
+    if jobs[job, HEARD_TOKEN] == 0:
         return NONE
     machine = sim.world.places[job, TOKEN_MACHINE]
-    end_token(sim.cluster, machine, jobs[job, KNOWN_TOKEN])
-    jobs[job, KNOWN_TOKEN] = 0
+    end_token(sim.cluster, machine, jobs[job, HEARD_TOKEN])
+    jobs[job, HEARD_TOKEN] = 0
     return int(machine)
 
 
@@ -272,15 +266,15 @@ def hear(sim: Sim, kind: int, job: int, now: float) -> None:
     """Take one message of a machine into the scheduler's books."""
     world = sim.world
     jobs = world.jobs
-    if not jobs[job, KNOWN_OPEN]:
+    if not jobs[job, HEARD_OPEN]:
         return
     if kind == FIRST_MADE:
         machine = NONE
-        if jobs[job, KNOWN_PROMPT]:
+        if jobs[job, HEARD_PROMPT]:
             machine = world.places[job, PROMPT_MACHINE]
-        if jobs[job, KNOWN_TOKENS]:
-            end_prompt(sim.cluster, machine, jobs[job, KNOWN_TOKENS])
-            jobs[job, KNOWN_TOKENS] = 0
+        if jobs[job, HEARD_TOKENS]:
+            end_prompt(sim.cluster, machine, jobs[job, HEARD_TOKENS])
+            jobs[job, HEARD_TOKENS] = 0
         freed(sim, machine, NONE, now)
     elif kind == KV_THERE:
         machine = release_prompt(sim, job)
@@ -288,11 +282,11 @@ def hear(sim: Sim, kind: int, job: int, now: float) -> None:
             freed(sim, machine, NONE, now)
     elif kind == GREW:
         change_kv(sim.cluster, world.places[job, TOKEN_MACHINE], 1)
-        jobs[job, KNOWN_TOKEN] += 1
+        jobs[job, HEARD_TOKEN] += 1
     else:
         prompt = release_prompt(sim, job)
         token = release_token(sim, job)
-        jobs[job, KNOWN_OPEN] = 0
+        jobs[job, HEARD_OPEN] = 0
         freed(sim, prompt, token, now)
 
 

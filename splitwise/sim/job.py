@@ -1,7 +1,7 @@
 """The state of `faithful` mode: what is known of every request and machine, by column.
 
 A job is a request. The columns fall in two groups: what is true on the machines, and what
-the cluster scheduler has *heard* (the ``KNOWN`` columns), which lags behind when machines
+the cluster scheduler has *heard* (the ``HEARD`` columns), which lags behind when machines
 report periodically. KV memory counts in blocks, as in the live scheduler.
 """
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba.experimental import structref
 
+from splitwise.scheduling import batching
 from splitwise.scheduling.arrays import ClusterState, install, new_state
 from splitwise.scheduling.policies import new_limits
-from splitwise.sim.compiled import compiled
 from splitwise.sim.passed import Passed, SimType
 from splitwise.sim.world import World, new_world
 
@@ -24,34 +24,35 @@ if TYPE_CHECKING:
     from splitwise.scheduling.settings import SchedulerSettings
     from splitwise.sim.setup import Cluster
 
-# Columns of `World.jobs`.
-PROMPT, OUTPUT, LIMIT = 0, 1, 2  # prompt tokens; output tokens made in the end; most it may make
-MADE = 3  # output tokens so far, over all attempts
-ATTEMPT = 4
-SKIPPED = 5  # iterations that its token phase had to sit out
-PROMPT_STAGE, TOKEN_STAGE = 6, 7
-PROMPT_BLOCKS, TOKEN_BLOCKS = 8, 9  # KV blocks held on its machines
-KNOWN_OPEN = 10  # the scheduler takes it for open
-KNOWN_TOKENS = 11  # prompt tokens pending by the scheduler's count; 0: prompt computed
-KNOWN_PROMPT, KNOWN_TOKEN = 12, 13  # KV blocks it believes to be held
-STATUS = 14
-SHUNNED = 15  # the machine, counted from 1, that the next attempt had better not get
-COLUMNS = 16
+# Columns of `World.jobs`: first those of the machine scheduler, PENDING to BLOCKS. KNOWN counts
+# over all attempts; BLOCKS are those of the token phase.
+END = batching.COLUMNS  # tokens known when the last one is made
+ATTEMPT, PROMPT_STAGE, TOKEN_STAGE = range(END + 1, END + 4)
+PROMPT_BLOCKS = END + 4  # KV blocks held for the prompt
+PROMISED = END + 5  # KV blocks that the token phase was promised, or has grown to beyond that
+HEARD_OPEN = END + 6  # the scheduler takes it for open
+HEARD_TOKENS = END + 7  # prompt tokens pending by the scheduler's count; 0: prompt computed
+HEARD_PROMPT, HEARD_TOKEN = END + 8, END + 9  # KV blocks in its books
+STATUS = END + 10
+SHUNNED = END + 11  # the machine, counted from 1, that the next attempt had better not get
+COLUMNS = END + 12
 
 # PROMPT_STAGE and TOKEN_STAGE. A job is in the list that its stage names.
 NOTHING, WAITING, COMPUTING, COMPUTED = 0, 1, 2, 3
-RESERVED, READY, RESIDENT, EVICTED, RECOMPUTING = 4, 5, 6, 7, 8
+RESERVED, RESIDENT, EVICTED, RECOMPUTING = 4, 5, 6, 7
 # STATUS
 OPEN, FINISHED, REJECTED, FAILED = 0, 1, 2, 3
 
 # Lists per machine; QUEUE is the cluster's own, kept at machine 0.
-WAIT, PROMPTS, JOIN, BATCH, ACTIVE, OUTBOX, QUEUE = range(7)
-LISTS = 7
+# WAIT: for memory; PROMPTS: to be computed; PHASES: token phases. All in the order they came.
+WAIT, PROMPTS, PHASES, OUTBOX, QUEUE = range(5)
+LISTS = 5
 
 # Rows of `World.whole`.
 USED, CAPACITY, RUN, ROUNDS, VERSION, MODEL = range(6)
-RUN_SEQUENCES, RUN_CONTEXT, RUN_PROMPT_TOKENS, GROWS_AT, ALIVE, HOME_AT_US = range(6, 12)
-WHOLE_ROWS = 12
+RUN_SEQUENCES, RUN_CONTEXT, RUN_PROMPTS, GROWS_AT, ALIVE, HOME_AT_US = range(6, 12)
+SPARE = 12  # KV blocks that a run of token phases leaves free until its end, at the least
+WHOLE_ROWS = 13
 # RUN: what a machine does. Only TOKENS can be cut short.
 IDLE, TOKENS_RUN, PROMPTS_RUN, BETWEEN = 0, 1, 2, 3
 # Rows of `World.real`: the run, and the moments from which the two directions of the link are free.
@@ -59,9 +60,9 @@ BEGAN, ENDS, SENDS_FROM, RECEIVES_FROM, LINK, VISIBLE = range(6)
 REAL_ROWS = 6
 
 # `World.setup`
-TOKEN_BYTES, BLOCK_TOKENS, RESERVE, BATCH_TOKENS, MAX_SEQUENCES, MAX_PREEMPTIONS = range(6)
-MAX_QUEUED, MAX_ATTEMPTS, HOLD_US, LAYERS, LAYERWISE_FROM, SERIAL, UNFINISHED = range(6, 13)
-SETUP = 13
+TOKEN_BYTES, BLOCK_TOKENS, RESERVE, BATCH_TOKENS, MAX_PREEMPTIONS = range(5)
+MAX_QUEUED, MAX_ATTEMPTS, HOLD_US, LAYERS, LAYERWISE_FROM, SERIAL, UNFINISHED = range(5, 12)
+SETUP = 12
 # `World.rates`
 REPORT_SECONDS, HANDOFF_SECONDS = 0, 1
 
@@ -91,7 +92,6 @@ def new_sim(
     setup[BLOCK_TOKENS] = cluster.block_tokens
     setup[RESERVE] = scheduler.reserve_output_tokens
     setup[BATCH_TOKENS] = cluster.max_batch_tokens
-    setup[MAX_SEQUENCES] = cluster.max_running
     setup[MAX_PREEMPTIONS] = cluster.max_preemptions
     setup[MAX_QUEUED] = scheduler.max_queued
     setup[MAX_ATTEMPTS] = scheduler.max_attempts
@@ -112,9 +112,9 @@ def new_sim(
         setup=setup,
         rates=np.array([cluster.report_seconds, cluster.handoff_seconds]),
     )
-    world.jobs[:, PROMPT] = prompt_tokens
-    world.jobs[:, OUTPUT] = output_tokens
-    world.jobs[:, LIMIT] = np.maximum(output_tokens, cluster.assumed_max_tokens)
+    world.jobs[:, batching.KNOWN] = prompt_tokens
+    world.jobs[:, END] = prompt_tokens + output_tokens
+    world.jobs[:, batching.MOST] = prompt_tokens + np.maximum(output_tokens, cluster.assumed_max_tokens)
     world.whole[CAPACITY] = [machine.kv_blocks for machine in machines]
     world.whole[MODEL] = [machine.model_row for machine in machines]
     world.whole[ALIVE] = 1
@@ -127,16 +127,3 @@ def new_sim(
         scheduler.policy, scheduler.queue_tokens, scheduler.last_resort_tokens, scheduler.seed
     )
     return Sim.make(world, state, limits)
-
-
-@compiled
-def context(world: World, job: int) -> int:
-    """Tokens of a job that are known so far: its prompt and its output."""
-    return int(world.jobs[job, PROMPT] + world.jobs[job, MADE])
-
-
-@compiled
-def blocks(world: World, tokens: int) -> int:
-    """KV blocks that hold `tokens` tokens."""
-    size = world.setup[BLOCK_TOKENS]
-    return int((tokens + size - 1) // size)

@@ -8,6 +8,7 @@ prompt (Splitwise paper, section IV-C); below it the whole cache follows the pro
 
 from __future__ import annotations
 
+from splitwise.scheduling.batching import KNOWN, TAKEN
 from splitwise.sim.compiled import compiled
 from splitwise.sim.job import (
     BEGAN,
@@ -20,11 +21,11 @@ from splitwise.sim.job import (
     PROMPT_STAGE,
     PROMPTS,
     RECEIVES_FROM,
+    RUN_PROMPTS,
     SENDS_FROM,
     TOKEN_BYTES,
     TOKEN_STAGE,
     VISIBLE,
-    context,
 )
 from splitwise.sim.job import RESERVED as TOKEN_RESERVED
 from splitwise.sim.world import BYTES_SENT, LINK_BUSY, RECEIVED, TOKEN_MACHINE, World
@@ -59,18 +60,17 @@ def push_after(world: World, source: int, job: int, tokens: int, now: float) -> 
 
 @compiled
 def push_along(world: World, machine: int) -> None:
-    """Plan the layer-wise transfers of the prompts that a machine begins to compute."""
+    """Plan the layer-wise transfers of what a machine begins to compute, chunk by chunk."""
     began, ends = world.real[BEGAN, machine], world.real[ENDS, machine]
     layers = world.setup[LAYERS]
-    for place in range(world.sizes[PROMPTS, machine]):
+    for place in range(world.whole[RUN_PROMPTS, machine]):
         job = world.items[PROMPTS, machine, place]
-        tokens = context(world, job)
         target = world.places[job, TOKEN_MACHINE]
         prompt = world.jobs[job, PROMPT_STAGE] == COMPUTING
         remote = target != machine and world.jobs[job, TOKEN_STAGE] == TOKEN_RESERVED
-        if not (prompt and remote and layerwise(world, tokens)):
+        if not (prompt and remote and layerwise(world, world.jobs[job, KNOWN])):
             continue
-        size = tokens * world.setup[TOKEN_BYTES]
+        size = world.jobs[job, TAKEN] * world.setup[TOKEN_BYTES]
         end, speed = _occupy(world, machine, target, began + (ends - began) / layers, size)
         end = max(end, ends + size / layers / speed)
         world.times[job, RECEIVED] = end + world.real[VISIBLE, machine] + world.rates[HANDOFF_SECONDS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from numba import types
+from numba import config, types
 from numba.experimental import structref
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Passed(structref.StructRefProxy):  # type: ignore[misc]
         """Return a structure of `values`, in the order of the class's annotations.
 
         The values stay readable as attributes: reading through numba would cost Python
-        one compiled function per field.
+        one compiled function per field. Where nothing is compiled they are all there is.
         """
-        made: Self = cls(*values)
+        made: Self = object.__new__(cls) if config.DISABLE_JIT else cls(*values)
         for name, value in zip(cls.__annotations__, values, strict=True):
             setattr(made, name, value)
         return made

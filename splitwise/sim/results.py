@@ -76,7 +76,7 @@ class Result:
         self.how, self.restarts, self.preemptions = (
             places[:, w.HOW],
             places[:, w.RESTARTS],
-            places[:, w.PREEMPTED],
+            places[:, w.TIMES_PREEMPTED],
         )
         self.stats = stats
 

@@ -79,10 +79,13 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.machines:
             raise ConfigError("the cluster has no machines: give at least one prompt or token machine")
-        for name in ("token_bytes", "layers", "block_tokens", "max_batch_tokens", "max_running"):
+        least_one = (
+            "token_bytes", "layers", "block_tokens", "max_batch_tokens", "max_running", "max_preemptions"
+        )  # fmt: skip
+        for name in least_one:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("max_preemptions", "layerwise_from_tokens", "handoff_seconds", "report_seconds"):
+        for name in ("layerwise_from_tokens", "handoff_seconds", "report_seconds"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
         for machine in self.machines:

@@ -32,7 +32,7 @@ RECEIVED = 6  # when its KV cache is (or will be) whole at the token machine
 TIMES = 7
 
 # Columns of `places`, one row per request.
-PROMPT_MACHINE, TOKEN_MACHINE, HOW, RESTARTS, PREEMPTED, SELECTED = range(6)
+PROMPT_MACHINE, TOKEN_MACHINE, HOW, RESTARTS, TIMES_PREEMPTED, SELECTED = range(6)
 PLACES = 6
 HOW_BASE = 16  # HOW is the prompt's code times this plus the token's
 
@@ -186,7 +186,7 @@ def push(world: World, time: float, kind: int, subject: int, version: int) -> No
         world.sizes[-1, 0] = 1
         return
     entries[-1, _SIZE] += 1
-    key = kind * _KIND_BASE + subject
+    key = kind * _KIND_BASE + int(subject)
     while place > 0:
         parent = (place - 1) >> 1
         if times[parent] < time or (times[parent] == time and entries[parent, _SUBJECT] <= key):

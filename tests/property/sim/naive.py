@@ -34,7 +34,8 @@ class Job:
     arrival: float
     made: int = 0
     attempt: int = 0
-    skipped: int = 0
+    given_way: int = 0  # on its present token machine
+    pending: int = 0
     restarts: int = 0
     preempted: int = 0
     prompt_stage: str = ""
@@ -65,9 +66,8 @@ class Box:
     used: int = 0
     wait: list[Job] = field(default_factory=list)
     prompts: list[Job] = field(default_factory=list)
-    join: list[Job] = field(default_factory=list)
-    batch: list[Job] = field(default_factory=list)
-    active: list[Job] = field(default_factory=list)
+    phases: list[Job] = field(default_factory=list)
+    taken: dict[Job, int] = field(default_factory=dict)  # the running batch's tokens
     outbox: list[ev.Event] = field(default_factory=list)
     state: str = "idle"
     version: int = 0
@@ -140,11 +140,11 @@ class Naive:
         job.attempt = decision.attempt
         job.pair = (int(decision.prompt_machine), int(decision.token_machine))
         job.prompt_stage, job.token_stage = "waiting", ""
-        job.prompt_blocks, job.token_blocks = request.prompt.blocks, 0
+        job.prompt_blocks, job.token_blocks, job.given_way = 0, 0, 0
         prompt, token = self.boxes[job.pair[0]], self.boxes[job.pair[1]]
-        prompt.used += job.prompt_blocks
         if request.token is not None:
-            job.token_stage, job.token_blocks = "reserved", request.token.blocks
+            job.token_stage = "reserved"
+            job.token_blocks = self.blocks(job.context)
             token.used += job.token_blocks
         prompt.wait.append(job)
         self.wake(prompt)
@@ -152,11 +152,12 @@ class Naive:
     def cancel(self, job: Job, phase: ev.Phase) -> None:
         if phase is ev.Phase.PROMPT and job.prompt_stage:
             box = self.boxes[job.pair[0]]
-            for group in (box.wait, box.prompts):
+            held = job.prompt_blocks if job not in box.wait else 0
+            for group in (box.wait, box.prompts, box.taken):
                 if job in group:
-                    group.remove(job)
+                    group.remove(job) if isinstance(group, list) else group.pop(job)
             job.prompt_stage = ""
-            self.give_back(box, job.prompt_blocks)
+            self.give_back(box, held)
         elif phase is ev.Phase.TOKEN and job.token_stage:
             job.token_stage = ""
             self.give_back(self.boxes[job.pair[1]], job.token_blocks)
@@ -172,27 +173,14 @@ class Naive:
         if box.state == "idle":
             self.start(box)
 
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.cluster.block_tokens)
+
     def start(self, box: Box) -> None:
-        while box.used > box.capacity and box.batch:
-            job = box.batch.pop()
-            box.used -= job.token_blocks
-            job.token_stage = "evicted"
-            job.preempted += 1
-            box.wait.insert(0, job)
-        while box.join and len(box.batch) < self.cluster.max_running:
-            box.batch.append(box.join.pop(0))
-        must = [job for job in box.batch if job.skipped >= self.cluster.max_preemptions]
-        total = self.take_prompts(box, len(must) if box.wait else 0)
-        box.active = list(box.batch)
-        if box.prompts:
-            # A stable sort: those that came first go first.
-            rest = sorted((job for job in box.batch if job not in must), key=lambda job: -job.skipped)
-            box.active = must + rest[: max(0, self.cluster.max_batch_tokens - total)]
-            for job in box.batch:
-                if job not in box.active:
-                    job.skipped += 1
-                    job.preempted += 1
-        if not box.prompts and not box.active:
+        self.make_room(box)
+        self.admit(box)
+        self.form(box)
+        if not box.taken:
             box.state = "idle"
             return
         seconds = self.iteration_seconds(box)
@@ -200,70 +188,113 @@ class Naive:
         heapq.heappush(self.heap, (self.now + seconds, ITERATION, box.index, box.version))
         self.push_layers(box, seconds)
 
-    def take_prompts(self, box: Box, total: int) -> int:
-        box.prompts, passed = [], []
+    def make_room(self, box: Box) -> None:
+        def missing() -> int:
+            return sum(max(0, self.blocks(job.context) - job.token_blocks) for job in box.phases)
+
+        while missing() > box.capacity - box.used:
+            able = [job for job in box.phases if job.given_way < self.cluster.max_preemptions]
+            if not able:
+                break
+            job = min(reversed(able), key=lambda job: job.given_way)
+            box.phases.remove(job)
+            box.used -= job.token_blocks
+            job.token_blocks, job.token_stage = 0, "evicted"
+            job.given_way += 1
+            job.preempted += 1
+            box.wait.insert(0, job)
+        for job in box.phases:
+            more = max(0, self.blocks(job.context) - job.token_blocks)
+            job.token_blocks += more
+            box.used += more
+
+    def admit(self, box: Box) -> None:
+        passed = []
         while box.wait:
             job = box.wait[0]
-            if box.prompts and total + job.context > self.cluster.max_batch_tokens:
-                break
+            kept = job.token_stage == "evicted" and job.given_way == self.cluster.max_preemptions
+            wanted = self.blocks(job.prompt + job.limit if kept else job.context)
+            if wanted > box.capacity - box.used:
+                if job.token_stage != "evicted":
+                    break
+                passed.append(box.wait.pop(0))
+                continue
             box.wait.pop(0)
+            box.used += wanted
+            job.pending = job.context
             if job.token_stage == "evicted":
-                if job.token_blocks > box.capacity - box.used:
-                    passed.append(job)
-                    continue
-                box.used += job.token_blocks
-                job.token_stage = "recomputing"
+                job.token_stage, job.token_blocks = "recomputing", wanted
             else:
-                job.prompt_stage = "computing"
-                if math.isnan(job.start):
-                    job.start = self.now
+                job.prompt_stage, job.prompt_blocks = "computing", wanted
             box.prompts.append(job)
-            total += job.context
         box.wait = passed + box.wait
-        return total
+
+    def form(self, box: Box) -> None:
+        box.taken = {}
+        must = [job for job in box.phases if job.given_way >= max(0, self.cluster.max_preemptions - 1)]
+        room = self.cluster.max_batch_tokens - len(must)
+        for job in box.prompts:
+            if box.taken and job.pending > room:
+                break
+            box.taken[job] = max(1, min(job.pending, room))
+            room -= box.taken[job]
+            if math.isnan(job.start):
+                job.start = self.now
+        # A stable sort: those that came first go first.
+        rest = sorted((job for job in box.phases if job not in must), key=lambda job: -job.given_way)
+        active = must + (rest[: max(0, room)] if box.prompts else rest)
+        for job in box.phases:
+            if job in active:
+                box.taken[job] = 1
+            else:
+                job.given_way += 1
+                job.preempted += 1
 
     def iteration_seconds(self, box: Box) -> float:
         row = self.cluster.rows[self.cluster.machines[box.index].model_row]
-        read = float(sum(job.context for job in box.active))
-        if not box.prompts:
-            return token_seconds(row, float(len(box.active)), read)
-        tokens = float(sum(job.context for job in box.prompts))
-        return mixed_seconds(row, tokens, float(len(box.prompts)), float(len(box.active)), read)
+        active = [job for job in box.taken if job in box.phases]
+        read = float(sum(job.context for job in active))
+        prompts = [job for job in box.taken if job in box.prompts]
+        if not prompts:
+            return token_seconds(row, float(len(active)), read)
+        tokens = float(sum(box.taken[job] for job in prompts))
+        return mixed_seconds(row, tokens, float(len(prompts)), float(len(active)), read)
 
     def push_layers(self, box: Box, seconds: float) -> None:
-        for job in box.prompts:
+        for job in (job for job in box.prompts if job in box.taken):
             away = (
                 job.prompt_stage == "computing" and job.token_stage == "reserved" and job.pair[1] != box.index
             )
             if away and job.context > self.cluster.layerwise_from_tokens:
-                size = job.context * self.cluster.token_bytes
-                end, speed = self.occupy(job, self.now + seconds / self.cluster.layers)
+                size = box.taken[job] * self.cluster.token_bytes
+                end, speed = self.occupy(job, size, self.now + seconds / self.cluster.layers)
                 end = max(end, self.now + seconds + size / self.cluster.layers / speed)
                 visible = self.cluster.machines[box.index].visible_seconds
                 job.receipt = end + visible + self.cluster.handoff_seconds
 
-    def occupy(self, job: Job, ready: float) -> tuple[float, float]:
+    def occupy(self, job: Job, size: int, ready: float) -> tuple[float, float]:
         source, target = (self.boxes[index] for index in job.pair)
         speed = min(self.cluster.machines[index].link_bytes for index in job.pair)
-        size = (job.context) * self.cluster.token_bytes
         end = max(ready, source.sends_from, target.receives_from) + size / speed
         source.sends_from = target.receives_from = end
         return end, speed
 
     def end_iteration(self, box: Box) -> None:
         box.state = "between"
-        for job in list(box.prompts):
-            self.prompt_made(box, job)
-        for job in list(box.active):
+        taken, box.taken = box.taken, {}
+        phases = [job for job in box.phases if job in taken]
+        for job in [job for job in box.prompts if job in taken]:
+            job.pending -= taken[job]
+            if job.pending == 0:
+                self.prompt_made(box, job)
+                box.prompts.remove(job)
+        for job in phases:
             job.made += 1
             job.tokens_at.append(self.now)
-            if -(-job.context // self.cluster.block_tokens) > job.token_blocks:
-                job.token_blocks += 1
-                box.used += 1
             self.tell(box, ev.TokensMade(self.now, job.name, job.attempt, 1))
             if job.made == job.output:
                 self.over(box, job, ev.AttemptFinished(self.now, job.name, job.attempt))
-        box.batch = [job for job in box.batch if not job.ended]
+        box.phases = [job for job in box.phases if not job.ended]
         self.start(box)
 
     def over(self, box: Box, job: Job, event: ev.Event) -> None:
@@ -281,15 +312,12 @@ class Naive:
         job.made += 1
         job.tokens_at.append(self.now)
         if job.token_stage == "recomputing":
-            if -(-job.context // self.cluster.block_tokens) > job.token_blocks:
-                job.token_blocks += 1
-                box.used += 1
             self.tell(box, ev.TokensMade(self.now, job.name, job.attempt, 1))
             if job.made == job.output:
                 self.over(box, job, ev.AttemptFinished(self.now, job.name, job.attempt))
             else:
-                job.token_stage = "ready"
-                box.join.append(job)
+                job.token_stage = "resident"
+                box.phases.append(job)
             return
         job.prompt_stage = "computed"
         if job.made == job.output:
@@ -300,15 +328,14 @@ class Naive:
             self.received(job)
             return
         if context <= self.cluster.layerwise_from_tokens:
-            job.made -= 1  # the transfer is of the prompt, as it was before its token
-            job.receipt = self.occupy(job, self.now)[0] + self.cluster.handoff_seconds
-            job.made += 1
+            size = context * self.cluster.token_bytes
+            job.receipt = self.occupy(job, size, self.now)[0] + self.cluster.handoff_seconds
         heapq.heappush(self.heap, (max(job.receipt, self.now), RECEIPT, job.number, job.attempt))
 
     def received(self, job: Job) -> None:
         source, target = (self.boxes[index] for index in job.pair)
-        job.prompt_stage, job.token_stage = "", "ready"
-        target.join.append(job)
+        job.prompt_stage, job.token_stage = "", "resident"
+        target.phases.append(job)
         self.give_back(source, job.prompt_blocks)
         self.tell(target, ev.KvReceived(self.now, job.name, job.attempt))
         self.wake(target)
@@ -320,14 +347,14 @@ class Naive:
             self.deliver(other)
         if not box.alive:
             return
-        for job in [*box.wait, *box.prompts, *box.join, *box.batch, *box.active]:
+        for job in [*box.wait, *box.prompts, *box.phases]:
             job.token_stage = "" if job.pair[1] == box.index else job.token_stage
         for job in self.jobs:
             if job.prompt_stage and job.pair[0] == box.index:
                 job.prompt_stage = ""
             if job.token_stage and job.pair[1] == box.index:
                 job.token_stage = ""
-        box.wait, box.prompts, box.join, box.batch, box.active, box.outbox = [], [], [], [], [], []
+        box.wait, box.prompts, box.phases, box.outbox, box.taken = [], [], [], [], {}
         box.used, box.state, box.version, box.alive = 0, "lost", box.version + 1, False
         self.handle(ev.MachineLost(self.now, str(box.index), box.incarnation, "scripted"))
 

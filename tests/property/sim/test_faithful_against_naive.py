@@ -66,7 +66,7 @@ def random_case(
         block_tokens=int(rng.integers(4, 17)) if not tight else 16,
         max_batch_tokens=int(rng.integers(4, 2048)),
         max_running=int(rng.integers(2, 64)),
-        max_preemptions=int(rng.integers(0, 6)),
+        max_preemptions=int(rng.integers(1, 6)),
         layerwise_from_tokens=int(rng.integers(0, 400)),
         handoff_seconds=float(rng.uniform(0.0001, 0.01)),
         report_seconds=float(rng.uniform(0.05, 2.0)) if reports else 0.0,
@@ -112,6 +112,7 @@ def compare(cluster: Cluster, scheduler: SchedulerSettings, trace: Trace) -> lis
         assert result.start[job.number] == pytest.approx(job.start, abs=1e-9), told
         assert result.restarts[job.number] == job.restarts, told
         assert result.preemptions[job.number] == job.preempted, told
+        assert job.preempted <= cluster.max_preemptions * max(1, job.attempt), told
         if job.attempt:
             assert result.prompt_machine[job.number] == job.pair[0], told
             assert result.token_machine[job.number] == job.pair[1], told
