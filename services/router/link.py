@@ -73,7 +73,9 @@ class _Stream(Generic[Command]):
 class MachineLink:
     """Both streams of one machine. `open` it, then `start`; `on_events` and `on_lost` follow."""
 
-    def __init__(self, address: Address, tls: TlsSettings, hello: Hello) -> None:
+    def __init__(
+        self, address: Address, tls: TlsSettings, hello: Hello, *, ping_timeout_ms: int | None = None
+    ) -> None:
         self.address = address
         self.description: MachineDescription | None = None
         self.load: LoadReport | None = None
@@ -82,7 +84,7 @@ class MachineLink:
         self.accepted_serial = 0
         self.lost = False
         self._hello = hello
-        self._channel = open_channel(address, tls=tls, role=Role.MACHINE)
+        self._channel = open_channel(address, tls=tls, role=Role.MACHINE, ping_timeout_ms=ping_timeout_ms)
         self._tasks: list[asyncio.Task[None]] = []
         self._prompt: _Stream[PromptCommand]
         self._token: _Stream[TokenCommand]

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 MESSAGE_BYTES = 64 * 2**20
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
-# Half of the interval at which clients ping, so that jitter never strikes.
-PING_ALLOWED_MS = KEEPALIVE_MS // 2
+WATCHED_KEEPALIVE_MS = 200
+# Half of the shortest interval at which clients ping, so that jitter never strikes.
+PING_ALLOWED_MS = WATCHED_KEEPALIVE_MS // 2
 MAX_PENDING_CALLS = 65_536
 # A peer that was restarted is found again within this time (grpc adds up to a fifth of it).
 MAX_REDIAL_MS = 500
@@ -69,10 +70,28 @@ CHANNEL_OPTIONS: Options = [
 
 
 def open_channel(
-    address: Address, *, tls: TlsSettings | None = None, role: Role | None = None
+    address: Address,
+    *,
+    tls: TlsSettings | None = None,
+    role: Role | None = None,
+    ping_timeout_ms: int | None = None,
 ) -> grpc.aio.Channel:
-    """Connect (lazily) from asyncio; with TLS the peer must have a certificate for `role`."""
+    """Connect (lazily) from asyncio; with TLS the peer must have a certificate for `role`.
+
+    `ping_timeout_ms`: the connection breaks when its other end has not answered a ping for so
+    long. Pings are answered by gRPC's own threads: a process that is merely busy answers, one
+    that is stopped or whose host is gone does not.
+    """
     options = _channel_options(tls, role)
+    if ping_timeout_ms is not None:
+        watched = {
+            "grpc.keepalive_time_ms": WATCHED_KEEPALIVE_MS,
+            "grpc.keepalive_timeout_ms": ping_timeout_ms,
+            "grpc.http2.ping_timeout_ms": ping_timeout_ms,  # the one that counts, where there is one
+            # Its pings hold back ours for a second; its windows matter to large messages only.
+            "grpc.http2.bdp_probe": 0,
+        }
+        options = list((dict(options) | watched).items())
     if tls is None or not tls.on:
         return grpc.aio.insecure_channel(str(address), options)
     return grpc.aio.secure_channel(str(address), _channel_credentials(tls), options)
@@ -144,6 +163,12 @@ class RpcServer:
         await self.set_serving(False)
         self._stopping = True
         await self.grpc.stop(grace_s)
+
+
+def check_tls(tls: TlsSettings) -> None:
+    """Raise `ConfigError` for TLS files that cannot be used; without TLS there is nothing to check."""
+    if tls.on:
+        _pems(tls)
 
 
 def _channel_options(tls: TlsSettings | None, role: Role | None) -> Options:
