@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 _PROGRESS_BUDGET_S = 0.002  # then other callbacks of the loop get their turn
 # Signal handlers and debug hooks of UCX have no place in a service.
-_ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_ERROR_SIGNALS": "", "UCX_LOG_LEVEL": "fatal"}
+_ENVIRONMENT = {
+    "UCX_HANDLE_ERRORS": "none",
+    "UCX_ERROR_SIGNALS": "",
+    "UCX_LOG_LEVEL": "fatal",
+    "UCX_DEBUG_SIGNO": "0",  # SIGHUP by default, which is ours: it reloads the settings
+}
 
 
 class UcxError(Exception):
