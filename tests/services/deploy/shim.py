@@ -88,8 +88,11 @@ class Stack:
         """Repeat the health check until it succeeds."""
         end = time.monotonic() + PATIENCE_S
         while not self.healthy(name):
-            assert self.processes[name].poll() is None, f"{name} ended: {self.log(name).read_text()[-2000:]}"
-            assert time.monotonic() < end, f"{name}: {self.log(name).read_text()[-2000:]}"
+            ended = [other for other, process in self.processes.items() if process.poll() is not None]
+            assert not ended, f"{ended[0]} ended: {self.tail(ended[0])}"
+            assert time.monotonic() < end, "\n".join(
+                f"{other}: {self.tail(other)}" for other in self.processes
+            )
 
     def stop(self, name: str) -> int:
         """SIGTERM as `docker stop` does; returns the exit code, or -9 after the grace period."""
@@ -111,6 +114,10 @@ class Stack:
     def log(self, name: str) -> Path:
         """Return the file with a service's output."""
         return self.folder / f"{name}.log"
+
+    def tail(self, name: str) -> str:
+        """Return the end of a service's output."""
+        return self.log(name).read_text()[-2000:]
 
     def volume(self, source: str) -> Path:
         """Return the folder or file that stands for a volume."""

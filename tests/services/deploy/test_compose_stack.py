@@ -70,7 +70,7 @@ def test_the_cpu_stack_as_it_stands(folder: Path):
             stack.wait_healthy(name)
         assert answer(stack)[0] == wanted
         for name in ("router", "prompt-0", "prompt-1", "token-0", "token-1", "kvd-prompt", "kvd-token"):
-            assert stack.stop(name) == 0, stack.log(name).read_text()[-2000:]
+            assert stack.stop(name) == 0, stack.tail(name)
     finally:
         stack.close()
 
@@ -115,7 +115,7 @@ def test_the_stack_with_the_real_engine(folder: Path):
         assert result.placement.prompt_machine == "prompt-0"
         assert result.transfer is not None
         for name in ("router", "prompt-0", "token-0", "kvd-prompt", "kvd-token"):
-            assert stack.stop(name) == 0, stack.log(name).read_text()[-2000:]
+            assert stack.stop(name) == 0, stack.tail(name)
     finally:
         stack.close()
     assert shared_memory() <= before
