@@ -19,8 +19,8 @@ LEFT_OUT: dict[str, frozenset[str]] = {
     "router": frozenset({"cffi", "libucx-cu12"}),
     "kvd": frozenset({"aiohttp", "jinja2", "numba", "tokenizers"}),
     "machine-emulated": frozenset({"aiohttp", "cffi", "jinja2", "libucx-cu12", "tokenizers"}),
-    "machine-cpu": frozenset({"aiohttp", "cffi", "libucx-cu12"}),
-    "machine-gpu": frozenset({"aiohttp", "cffi", "libucx-cu12"}),
+    "machine-cpu": frozenset({"libucx-cu12"}),  # vLLM itself needs the rest
+    "machine-gpu": frozenset({"libucx-cu12"}),
 }
 # Image to the optional dependencies that it adds.
 EXTRA = {"machine-cpu": "cpu", "machine-gpu": "gpu"}
