@@ -49,8 +49,14 @@ class Worker:
             ) from None
 
     async def to_the_end(self, function: Callable[[], T]) -> T:
-        """Run it there, however long it takes."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        """Run it there, however long it takes: limits are given back even when this is cancelled."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, function)
+        try:
+            return await asyncio.shield(future)
+        finally:
+            while not future.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((future,))
 
 
 def _take_result(future: asyncio.Future[T]) -> None:

@@ -67,6 +67,16 @@ async def test_sigterm_gives_everything_back(agent: AgentProcess, node: GpuNode)
     assert (await agent.process.said("power.restored"))[0]["level"] == "info"
 
 
+async def test_an_impatient_stop_gives_everything_back_too(agent: AgentProcess, node: GpuNode) -> None:
+    await agent.start()
+    await agent.hold()
+    for _ in range(3):
+        agent.process.process.terminate()
+    assert await ended(agent.process) in (0, ExitCode.INTERRUPTED)  # signals in one moment are one
+    assert node.limits == [700, 700]
+    assert not agent.state.exists()
+
+
 async def test_kill_9_is_made_good_by_the_next_start(agent: AgentProcess, node: GpuNode) -> None:
     node.set_limit(1, 650)
     await agent.start()
@@ -212,4 +222,4 @@ async def test_systemd_is_told(agent: AgentProcess, tmp_path: Path, monkeypatch:
         assert {listener.recv(100), listener.recv(100)} == {b"READY=1", b"WATCHDOG=1"}
         os.kill(agent.process.process.pid, 15)
         assert listener.recv(100) == b"STOPPING=1"
-        assert await agent.stop() == 0
+        assert await ended(agent.process) == 0
