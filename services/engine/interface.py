@@ -117,5 +117,8 @@ class Engine(Protocol):
     def failure(self) -> str | None:
         """Say why the engine cannot take work (it died, its daemon is away), or return None."""
 
+    def dead(self) -> bool:
+        """Whether what `failure` says is for good: only a new process can help."""
+
     async def close(self) -> None:
         """Free the KV memory and every process of the engine."""

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from services.engine.interface import EngineError
 from services.machine.engines import create_engine
 from services.machine.metrics import export
 from services.machine.power import PowerHold
@@ -48,7 +49,7 @@ def serve_machine(
         try:
             machine.export_metrics()
             await machine.start(lifecycle)
-            await lifecycle.stop.wait()
+            await machine.serve_until(lifecycle.stop)
             await machine.drain()
         finally:
             await machine.close()
@@ -123,10 +124,22 @@ class Machine:
                 await self._server.set_serving(False)
             elif problem is None and failing:
                 get_logger().info("engine.available")
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Return at `stop`; raises `EngineError` when the engine died, which a new process cures."""
+        stopped = asyncio.create_task(stop.wait())
+        watch = self._tasks[0]
+        await asyncio.wait([stopped, watch], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if watch.done():
+            watch.result()
+
                 self._works.refusal = None
                 self._streams.tell_draining("", over=True, paused=True)
                 await self._server.set_serving(True)
             await asyncio.sleep(WATCH_S)
+            if problem is not None and self._engine.dead():
+                self._works.refusal = (FAILURE_CAUSE_ENGINE, problem)
+                raise EngineError(problem)
 
     async def drain(self) -> None:
         """Take no new work; let what runs finish and leases end, up to the limit."""
@@ -144,7 +157,7 @@ class Machine:
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, EngineError):  # `serve_until` has raised it
                 await task
         await self._streams.close()
         await self._server.stop(STOP_GRACE_S)

@@ -138,6 +138,10 @@ class EmulatedEngine:
         """Say why no work can be taken, or None."""
         return self._failure or self.client.failure()
 
+    def dead(self) -> bool:
+        """Whether only a new engine can help; a daemon that is away comes back."""
+        return self._failure is not None
+
     async def close(self) -> None:
         """Fail what runs, detach from the daemon, free the memory."""
         machine, self._machine = self._machine, None

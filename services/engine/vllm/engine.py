@@ -109,11 +109,16 @@ class VllmEngine:
         """Say why the engine cannot take work."""
         if self._llm is None or self._hotline is None:
             return "the engine was not started or is stopped"
-        if self._llm.errored or self._hotline.core_lost:
+        if self.dead():
             return "vLLM's engine core died; see its messages above"
         if self._hotline.figures().daemon_away:
             return f"the KV daemon at {self._kvd_socket} is away"
         return None
+
+    def dead(self) -> bool:
+        """Whether the engine core is gone; a daemon that is away comes back."""
+        llm, hotline = self._llm, self._hotline
+        return llm is None or hotline is None or llm.errored or hotline.core_lost
 
     def load(self) -> EngineLoad:
         """Return the engine core's own figures."""
