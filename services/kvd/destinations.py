@@ -91,6 +91,10 @@ class Destinations:
     def __len__(self) -> int:
         return len(self._ledger)
 
+    def use_limit(self, limit: int) -> None:
+        """Take up so many transfers at once from now on."""
+        self._ledger.limit = limit
+
     def granted_blocks(self, engine: Engine) -> int:
         """Count the blocks of an engine that somebody may write."""
         return sum(len(side.request.block_ids) for side in self._ledger if side.engine is engine)

@@ -67,6 +67,12 @@ class Node:
         self.pump.start()
         self.spawn(self._ticks())
 
+    def use(self, settings: KvdSettings) -> None:
+        """Count by these settings from now on."""
+        self.settings = settings
+        for half in (self.sources, self.destinations):
+            half.use_limit(settings.max_transfers)
+
     async def drain(self, seconds: float) -> None:
         """Take nothing new up and wait for what is open, at most so long; then stop it."""
         self.draining = True

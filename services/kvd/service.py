@@ -32,6 +32,7 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
     except UcxError as error:
         raise ConfigError(f"kvd.ucx: {error}") from error
     export(node)
+    lifecycle.on_reload(lambda changed: node.use(changed.kvd))
     server = RpcServer(settings.kvd.listen, SERVICES, tls=settings.tls)
     add_KvdPeerServicer_to_server(PeerServicer(node), server.grpc)
     add_KvdServicer_to_server(OperatorServicer(node), server.grpc)
@@ -47,7 +48,7 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
         )
         await lifecycle.stop.wait()
         await server.set_serving(False)
-        await node.drain(settings.kvd.drain_s)
+        await node.drain(node.settings.drain_s)
     finally:
         local.close()
         await server.stop(STOP_GRACE_S)

@@ -102,6 +102,10 @@ class Sources:
     def __len__(self) -> int:
         return len(self._ledger)
 
+    def use_limit(self, limit: int) -> None:
+        """Take up so many transfers at once from now on."""
+        self._ledger.limit = limit
+
     # ---- from the engine
 
     def expect(self, engine: Engine, message: pb.Expect, key: TransferKey) -> None:

@@ -48,6 +48,7 @@ def serve_machine(
         machine = Machine(settings, home, create(settings.machine))
         try:
             machine.export_metrics()
+            lifecycle.on_reload(lambda changed: machine.use(changed.machine))
             await machine.start(lifecycle)
             await machine.serve_until(lifecycle.stop)
             await machine.drain()
@@ -55,6 +56,11 @@ def serve_machine(
             await machine.close()
 
     return serve
+
+
+def check(settings: Settings) -> None:
+    """Raise `ConfigError` for what the schema cannot see: the engine's own options."""
+    create_engine(settings.machine)
 
 
 class Machine:
@@ -75,6 +81,12 @@ class Machine:
     def export_metrics(self) -> None:
         """Put this machine's metrics into the process's registry, once in a process."""
         export(self._works, self._streams, self._transfers)
+
+    def use(self, settings: MachineSettings) -> None:
+        """Count by these settings from now on."""
+        self._settings = settings
+        self._works.max_waiting = settings.max_waiting
+        self._streams.grace_s = settings.reconnect_grace_s
 
     async def start(self, lifecycle: Lifecycle) -> None:
         """Listen first, so that a bad address fails at once; then load; then register."""

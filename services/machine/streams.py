@@ -46,7 +46,7 @@ class Streams:
     def __init__(self, works: WorkTable, power: PowerHold, *, grace_s: float) -> None:
         self._works = works
         self._power = power
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._open: set[Outbox] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._none_open = asyncio.Event()
@@ -139,7 +139,7 @@ class Streams:
         """Cancel a broken stream's work after the grace period; its router starts it elsewhere."""
 
         async def drop() -> None:
-            await asyncio.sleep(self._grace_s)
+            await asyncio.sleep(self.grace_s)
             self._works.drop(outbox, "the router's stream broke")
 
         task = asyncio.create_task(drop())

@@ -82,7 +82,7 @@ class WorkTable:
     def __init__(self, engine: Engine, transfers: TransferWatch, *, max_waiting: int) -> None:
         self._engine = engine
         self._transfers = transfers
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._works: dict[Slot, Work] = {}
         self._empty = asyncio.Event()
         self._empty.set()
@@ -185,8 +185,8 @@ class WorkTable:
         if (work.phase, work.key) in self._works:
             return FAILURE_CAUSE_INVALID, "work: this attempt runs here already"
         waiting = sum(not other.started for other in self._works.values())
-        if waiting >= self._max_waiting:
-            return FAILURE_CAUSE_OVERLOADED, f"{waiting} requests wait here; the limit is {self._max_waiting}"
+        if waiting >= self.max_waiting:
+            return FAILURE_CAUSE_OVERLOADED, f"{waiting} requests wait here; the limit is {self.max_waiting}"
         return None
 
     async def _live(self, work: Work, run: Coroutine[None, None, None]) -> None:

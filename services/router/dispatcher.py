@@ -58,6 +58,7 @@ class Dispatcher:
     ) -> None:
         """`on_end(session)` is called once for every request that is over."""
         self.scheduler = ClusterScheduler(scheduling)
+        self.handle = self.scheduler.handle  # every event passes here: an event log may stand before it
         self.sessions: dict[str, Session] = {}
         self.links: dict[str, MachineLink] = {}
         self.journal = Journal()
@@ -111,7 +112,7 @@ class Dispatcher:
 
     def join(self, link: MachineLink, spec: ev.MachineSpec) -> de.RefuseMachine | None:
         """Take a machine up; returns the scheduler's refusal, if it refuses."""
-        decided = self.scheduler.handle(ev.MachineJoined(time.monotonic(), spec))
+        decided = self.handle(ev.MachineJoined(time.monotonic(), spec))
         refusal = next((d for d in decided if isinstance(d, de.RefuseMachine)), None)
         if refusal is None:
             self.links[spec.machine_id] = link
@@ -264,7 +265,7 @@ class Dispatcher:
         metrics.ATTEMPTS_FAILED.labels(phase.value, cause.value).inc()
         get_logger().info(
             "attempt.failed",
-            request=failed.work.request_id,
+            request_id=failed.work.request_id,
             attempt=failed.work.attempt,
             phase=phase.value,
             cause=cause.value,
@@ -302,7 +303,7 @@ class Dispatcher:
         self._busy = True
         try:
             while self._events:
-                self._carry_out(self.scheduler.handle(self._events.popleft()))
+                self._carry_out(self.handle(self._events.popleft()))
         finally:
             self._busy = False
 

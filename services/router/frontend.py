@@ -12,6 +12,7 @@ from services.router.metrics import REFUSALS, observe
 from splitwise.errors import NotFoundError, RemoteError, UnavailableError
 from splitwise.requests import FieldError
 from splitwise.rpc.status import status_of
+from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -164,6 +165,13 @@ class Frontend:
             outcome = _REASONS.get(session.finished.reason, "stop")
             self.recent.finished(session.request_id, session.admitted.model, session.finished, outcome)
             return
+        if session.outcome == "failed":
+            get_logger().warning(
+                "request.failed",
+                request_id=session.request_id,
+                model=session.admitted.model,
+                attempts=session.attempt,
+            )
         e2e = time.monotonic() - session.admitted.arrived
         self.recent.add(
             RequestRecord(

@@ -41,7 +41,7 @@ class Registry:
     def __init__(
         self, settings: RouterSettings, tls: TlsSettings, dispatcher: Dispatcher, models: Models
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._tls = tls
         self._dispatcher = dispatcher
         self._models = models
@@ -54,7 +54,7 @@ class Registry:
     def start(self) -> None:
         """Connect to the machines of the settings, and watch leases."""
         self._tasks.append(asyncio.create_task(self._watch_leases(), name="leases"))
-        for address in self._settings.machines:
+        for address in self.settings.machines:
             self._tasks.append(asyncio.create_task(self._keep_connected(address), name=f"dial-{address}"))
 
     async def close(self) -> None:
@@ -101,12 +101,12 @@ class Registry:
 
     def _silent(self, link: MachineLink) -> bool:
         quiet_s = time.monotonic() - link.heard_at
-        return link.lost or quiet_s > 3 * self._settings.load_report_ms / 1e3 + 0.2
+        return link.lost or quiet_s > 3 * self.settings.load_report_ms / 1e3 + 0.2
 
     async def _connect(self, address: Address, announced: MachineDescription | None) -> MachineLink:
         """Return the link to the machine at `address`: a new one, or the one that it has already."""
-        hello = Hello(router_id=self._settings.router_id, load_report_ms=self._settings.load_report_ms)
-        link = MachineLink(address, self._tls, hello)
+        hello = Hello(router_id=self.settings.router_id, load_report_ms=self.settings.load_report_ms)
+        link = MachineLink(address, self._tls, hello, ping_timeout_ms=self.settings.machine_ping_timeout_ms)
         try:
             machine = await link.open()
             _check(machine)
@@ -195,11 +195,17 @@ class Registry:
             await asyncio.sleep(RETRY_S)
 
     async def _watch_leases(self) -> None:
-        lease_s = self._settings.machine_lease_ms / 1e3
+        """Lose machines that send nothing although they answer pings: their event loop hangs."""
         while True:
-            await asyncio.sleep(min(0.2, lease_s / 4))
+            lease_s = self.settings.machine_lease_ms / 1e3
+            step = min(0.2, lease_s / 4)
+            began = time.monotonic()
+            await asyncio.sleep(step)
             now = time.monotonic()
+            late = now - began - step
             for link in list(self._dispatcher.links.values()):
+                if late > step:  # this process stood still: what it has not read yet is not silence
+                    link.heard_at += late
                 if now - link.heard_at > lease_s and not link.lost:
                     link.lost = True
                     self._on_lost(link, f"silent for {lease_s:g} s")

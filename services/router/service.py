@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from services.router.admission import Admission
 from services.router.dashboard.routes import dashboard_routes
 from services.router.dispatcher import Dispatcher
+from services.router.eventlog import EventLog
 from services.router.frontend import Frontend
 from services.router.gateway.server import GatewayOptions, read_api_keys, serve_gateway
 from services.router.metrics import export
@@ -22,6 +23,7 @@ from splitwise.scheduling import events as ev
 from splitwise.scheduling.cluster import ClusterScheduler
 from splitwise.scheduling.settings import SchedulerSettings
 from splitwise.telemetry import get_logger
+from splitwise.text import load_vocabulary
 
 if TYPE_CHECKING:
     from services.router.session import Session
@@ -35,8 +37,9 @@ STOP_GRACE_S = 2.0
 async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
     """Run the router until it is told to stop."""
     options = settings.router
+    scheduling = _scheduling(options)
     lifecycle.loading("scheduler", policy=options.policy)
-    _warm_up(_scheduling(options))
+    _warm_up(scheduling)
     models = Models(options.models)
     frontend = Frontend(Admission(models), models)
     log = RequestLog(options.request_log) if options.request_log is not None else None
@@ -46,46 +49,75 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
         if log is not None:
             log.add(session)
 
-    dispatcher = Dispatcher(options, _scheduling(options), ended)
+    dispatcher = Dispatcher(options, scheduling, ended)
     frontend.dispatcher = dispatcher
     export(dispatcher)
     registry = Registry(options, settings.tls, dispatcher, models)
     server = RpcServer(options.listen, (SERVICE,), tls=settings.tls)
     servicer = Servicer(frontend, registry, options)
     add_servicer(servicer, server.grpc)
+    gateway = GatewayOptions()
+
+    def use(changed: Settings) -> None:
+        nonlocal options
+        scheduling, keys = _scheduling(changed.router), _api_keys(changed.router)
+        options = registry.settings = servicer.settings = changed.router
+        dispatcher.reconfigure(options, scheduling)
+        gateway.api_keys, gateway.body_bytes = keys, options.http_body_bytes
+
+    lifecycle.on_reload(use)
+    gateway.drain_s = options.drain_s
     async with AsyncExitStack() as stack:
         if log is not None:
             stack.enter_context(log)
+        events = None
+        if options.event_log is not None:
+            events = EventLog(options.event_log, options.event_log_bytes, dispatcher.scheduler)
+            dispatcher.handle = stack.enter_context(events).handle
         address = await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(registry.close)
         http = None
         if options.http_listen is not None:
-            keys = read_api_keys(options.http_api_keys) if options.http_api_keys else ()
-            gateway = GatewayOptions(
-                api_keys=keys, body_bytes=options.http_body_bytes, drain_s=options.drain_s
-            )
-            extra = dashboard_routes(frontend, options.slo)
+            extra = dashboard_routes(frontend, lambda: options.slo)
             http = (
                 await stack.enter_async_context(serve_gateway(frontend, options.http_listen, gateway, extra))
             ).address
         registry.start()
-        clock = asyncio.create_task(_clock(server, frontend, dispatcher))
+        clock = asyncio.create_task(_clock(server, frontend, dispatcher, events))
         stack.callback(clock.cancel)
         lifecycle.ready(address, http=None if http is None else str(http))
         await lifecycle.stop.wait()
         await _drain(server, frontend, options.drain_s)
 
 
+def check(settings: Settings) -> None:
+    """Raise `ConfigError` for what the schema cannot see."""
+    _scheduling(settings.router)
+    _api_keys(settings.router)
+    for name, folder in settings.router.models.items():
+        try:
+            load_vocabulary(folder)
+        except ConfigError as error:
+            raise ConfigError(f"router.models.{name}: {error}") from None
+
+
 def _scheduling(options: RouterSettings) -> SchedulerSettings:
     try:
         return SchedulerSettings(
             policy=options.policy,
+            queue_tokens=options.queue_tokens,
+            last_resort_tokens=options.last_resort_tokens,
+            borrow_hold=options.borrow_hold_ms / 1e3,
             max_queued=options.queue_limit,
             max_attempts=options.restart_limit + 1,
         )
     except ValueError as error:
         raise ConfigError(f"router: {error}") from error
+
+
+def _api_keys(options: RouterSettings) -> tuple[str, ...]:
+    return read_api_keys(options.http_api_keys) if options.http_api_keys is not None else ()
 
 
 def _warm_up(scheduling: SchedulerSettings) -> None:
@@ -103,11 +135,15 @@ def _warm_up(scheduling: SchedulerSettings) -> None:
     scheduler.handle(ev.Tick(10.0))
 
 
-async def _clock(server: RpcServer, frontend: Frontend, dispatcher: Dispatcher) -> None:
+async def _clock(
+    server: RpcServer, frontend: Frontend, dispatcher: Dispatcher, events: EventLog | None
+) -> None:
     """Ticks for the scheduler; health follows what is served."""
     serving = False
     while True:
         dispatcher.tick()
+        if events is not None:
+            events.flush()
         if frontend.serving() != serving:
             serving = not serving
             await server.set_serving(serving)

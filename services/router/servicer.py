@@ -38,7 +38,7 @@ class Servicer(RouterServicer):
     def __init__(self, frontend: Frontend, registry: Registry, settings: RouterSettings) -> None:
         self._frontend = frontend
         self._registry = registry
-        self._settings = settings
+        self.settings = settings
 
     async def Generate(
         self, request: pb.GenerateRequest | None, context: Context
@@ -69,7 +69,7 @@ class Servicer(RouterServicer):
             REGISTRATIONS_REFUSED.labels(status_of(error).name).inc()
             await abort(context, error)
         return pb.RegisterResponse(
-            lease_ms=self._settings.machine_lease_ms, heartbeat_ms=self._settings.heartbeat_ms
+            lease_ms=self.settings.machine_lease_ms, heartbeat_ms=self.settings.heartbeat_ms
         )
 
     async def DescribeCluster(

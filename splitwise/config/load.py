@@ -9,7 +9,6 @@ YAML, so that lists and maps can be written anywhere. ``--config FILE`` or
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from splitwise.config.nearest import nearest
 from splitwise.config.schema import Settings
 from splitwise.errors import ConfigError
 
@@ -177,19 +177,13 @@ def _check_known(given: _Given) -> None:
         if name not in model.model_fields:
             where = ".".join(given.key[:depth])
             inside = f" in {where}" if where else ""
-            raise ConfigError(f"{given.origin}: unknown key {name!r}{inside}{_nearest(name, model)}")
+            meant = nearest(name, model.model_fields)
+            raise ConfigError(f"{given.origin}: unknown key {name!r}{inside}{meant}")
         inner = _section_at(given.key[: depth + 1])
         if inner is None:
             return
         model = inner
     raise ConfigError(f"{given.origin}: {'.'.join(given.key)} is a section, not a value")
-
-
-def _nearest(name: str, model: type[BaseModel]) -> str:
-    close = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(model.model_fields)}"
 
 
 def _put(target: dict[str, Any], given: _Given) -> None:

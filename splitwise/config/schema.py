@@ -2,7 +2,8 @@
 
 One YAML file may hold the sections of all processes; each process reads its own, `tls` and
 `telemetry`. Durations are seconds (`_s`) or milliseconds (`_ms`), sizes are bytes. Every
-process listens on loopback unless it is told otherwise.
+process listens on loopback unless it is told otherwise. A field marked `LIVE` is taken up by
+a running process that reloads its settings; all others count from its next start.
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ Addresses = Annotated[tuple[Address, ...], BeforeValidator(_split)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
+class Live:
+    """The marker of a field that a running process takes up."""
+
+
+LIVE = Live()
+
+
 class Section(BaseModel):
     """Base of all sections: unknown keys are refused, values cannot be changed later."""
 
@@ -76,13 +84,13 @@ class HomePool(StrEnum):
 class SloSettings(Section):
     """Service-level objectives: 90th percentiles in milliseconds; null: none."""
 
-    ttft_ms: float | None = Field(default=None, gt=0)
+    ttft_ms: Annotated[float | None, LIVE] = Field(default=None, gt=0)
     """Arrival to first token."""
-    second_ms: float | None = Field(default=None, gt=0)
+    second_ms: Annotated[float | None, LIVE] = Field(default=None, gt=0)
     """First to second token."""
-    tbt_ms: float | None = Field(default=None, gt=0)
+    tbt_ms: Annotated[float | None, LIVE] = Field(default=None, gt=0)
     """Mean time between later tokens."""
-    e2e_ms: float | None = Field(default=None, gt=0)
+    e2e_ms: Annotated[float | None, LIVE] = Field(default=None, gt=0)
     """Arrival to last token."""
 
 
@@ -93,9 +101,10 @@ class RouterSettings(Section):
     """Where clients, operators and machines reach the router (gRPC)."""
     http_listen: Address | None = None
     """Where the OpenAI-compatible gateway and the dashboard listen; null turns them off."""
-    http_api_keys: Path | None = None
-    """File with the API keys that the gateway takes, one a line; null: none is asked for."""
-    http_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    http_api_keys: Annotated[Path | None, LIVE] = None
+    """File with the API keys that the gateway takes, one a line; null: none is asked for. It is
+    read again at every reload."""
+    http_body_bytes: Annotated[int, LIVE] = Field(default=16 * 1024 * 1024, ge=1024)
     """The largest request body that the gateway takes."""
     slo: SloSettings = SloSettings()
     """What the dashboard measures latencies against."""
@@ -105,22 +114,32 @@ class RouterSettings(Section):
     """Model name to the local folder with its tokenizer and chat template."""
     machines: Addresses = ()
     """Machines to connect to that do not register by themselves."""
-    policy: str = "jsq"
+    policy: Annotated[str, LIVE] = "jsq"
     """How machines are chosen (see docs/scheduler.md)."""
-    queue_limit: int = Field(default=4096, ge=0)
+    queue_tokens: Annotated[int, LIVE] = Field(default=8192, ge=1)
+    """A machine with work takes a prompt up to so many pending tokens; beyond it the mixed pool
+    and then the opposite pool are asked (value: SplitwiseSim)."""
+    last_resort_tokens: Annotated[int, LIVE] = Field(default=32_768, ge=1)
+    """The same bound when one machine takes both phases; beyond it requests wait."""
+    borrow_hold_ms: Annotated[int, LIVE] = Field(default=500, ge=0)
+    """A borrowed machine stays in the mixed pool so long after its last work of the other kind."""
+    queue_limit: Annotated[int, LIVE] = Field(default=4096, ge=0)
     """Requests that may wait for an assignment; beyond it RESOURCE_EXHAUSTED."""
-    serialized_below_tokens: int = Field(default=512, ge=0)
+    serialized_below_tokens: Annotated[int, LIVE] = Field(default=512, ge=0)
     """Prompts shorter than this push their KV cache after the prompt, others layer by layer
     (512 on H100, Splitwise paper section IV-C)."""
-    restart_limit: int = Field(default=5, ge=0)
+    restart_limit: Annotated[int, LIVE] = Field(default=5, ge=0)
     """How often one request may be started again after failures."""
     load_report_ms: int = Field(default=200, ge=10)
     """How often machines report their queues."""
-    heartbeat_ms: int = Field(default=1000, ge=50)
+    heartbeat_ms: Annotated[int, LIVE] = Field(default=1000, ge=50)
     """How often machines renew their registration."""
-    machine_lease_ms: int = Field(default=5000, ge=100)
-    """A machine that is silent for so long is taken for lost."""
-    transfer_lease_ms: int = Field(default=60_000, ge=100)
+    machine_lease_ms: Annotated[int, LIVE] = Field(default=5000, ge=100)
+    """A machine that answers pings but sends nothing for so long hangs, and is lost."""
+    machine_ping_timeout_ms: Annotated[int, LIVE] = Field(default=600, ge=100)
+    """A machine whose process or host does not answer a ping for so long is lost. Pings go out
+    every 200 ms; busy engines answer them, since gRPC's own threads do."""
+    transfer_lease_ms: Annotated[int, LIVE] = Field(default=60_000, ge=100)
     """The KV cache must have arrived within this time after the assignment."""
     power_budget_watts: float | None = Field(default=None, gt=0)
     """Power limits of all GPUs together, in watts, shared out by the router (see docs/power.md);
@@ -128,7 +147,12 @@ class RouterSettings(Section):
     request_log: Path | None = None
     """File that gets one JSON line for each finished request: sizes and times, never contents
     (see docs/router.md); null: none."""
-    drain_s: float = Field(default=120.0, ge=0)
+    event_log: Path | None = None
+    """File that gets all that the scheduler was told and decided, for `splitwise replay`
+    (see docs/router.md); null: none."""
+    event_log_bytes: int = Field(default=64 * 1024 * 1024, ge=4096)
+    """Size at which the event log begins again; the full one is kept as FILE.1."""
+    drain_s: Annotated[float, LIVE] = Field(default=120.0, ge=0)
     """After SIGTERM, how long running requests may take to finish."""
 
     @model_validator(mode="after")
@@ -180,11 +204,11 @@ class MachineSettings(Section):
     gpus: Words = ()
     """UUIDs or numbers (in the order of the PCI bus) of the GPUs that the power agent caps;
     default: CUDA_VISIBLE_DEVICES, and without that all of the node."""
-    max_waiting: int = Field(default=1024, ge=1)
+    max_waiting: Annotated[int, LIVE] = Field(default=1024, ge=1)
     """Accepted and not yet started work; beyond it the machine refuses (OVERLOADED)."""
-    reconnect_grace_s: float = Field(default=2.0, ge=0)
+    reconnect_grace_s: Annotated[float, LIVE] = Field(default=2.0, ge=0)
     """After a control stream broke, its work is cancelled when so much time has passed."""
-    drain_s: float = Field(default=120.0, ge=0)
+    drain_s: Annotated[float, LIVE] = Field(default=120.0, ge=0)
     """After SIGTERM, how long running work and open leases may take."""
 
     @model_validator(mode="after")
@@ -224,9 +248,9 @@ class KvdSettings(Section):
     """Carry and verify a checksum of all blocks with each transfer."""
     same_node_copy: bool = True
     """Copy directly when source and destination attach to this daemon."""
-    max_transfers: int = Field(default=4096, ge=1)
+    max_transfers: Annotated[int, LIVE] = Field(default=4096, ge=1)
     """Open transfers; beyond it reservations are refused."""
-    drain_s: float = Field(default=60.0, ge=0)
+    drain_s: Annotated[float, LIVE] = Field(default=60.0, ge=0)
     """After SIGTERM, how long open transfers may take."""
 
     @model_validator(mode="after")
@@ -298,7 +322,7 @@ class TelemetrySettings(Section):
 
     log_format: LogFormat = LogFormat.AUTO
     """json, readable, or auto: readable on a terminal, else json."""
-    log_level: Annotated[str, StringConstraints(pattern="^(debug|info|warning|error)$")] = "info"
+    log_level: Annotated[str, StringConstraints(pattern="^(debug|info|warning|error)$"), LIVE] = "info"
     """The least severe lines to write."""
     metrics_listen: Address | None = None
     """Where Prometheus metrics are served over HTTP; null: nowhere."""

@@ -47,7 +47,7 @@ class Ledger(Generic[T]):
     """Open transfers of one side by key, and the memory of `remembered` past ones."""
 
     def __init__(self, *, limit: int, remembered: int = 65_536) -> None:
-        self._limit = limit
+        self.limit = limit
         self._remembered = remembered
         self._open: dict[TransferKey, T] = {}
         self._ended: OrderedDict[TransferKey, str] = OrderedDict()
@@ -62,10 +62,10 @@ class Ledger(Generic[T]):
     def add(self, key: TransferKey, transfer: T) -> None:
         """Take a new transfer up; raises `RejectedError` for a used or stale key, or when full."""
         self.refuse_used(key)
-        if len(self._open) >= self._limit:
+        if len(self._open) >= self.limit:
             raise RejectedError(
                 Rejection.TOO_MANY_TRANSFERS,
-                f"transfer {key}: {self._limit} transfers are open already (kvd.max_transfers)",
+                f"transfer {key}: {self.limit} transfers are open already (kvd.max_transfers)",
             )
         self._open[key] = transfer
         self._newest[key.transfer_id] = key.generation

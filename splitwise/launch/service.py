@@ -4,6 +4,9 @@ A service's ``__main__`` is one line, ``sys.exit(run_service(...))`` with its co
 coroutine sets itself up, calls `Lifecycle.ready`, waits for `Lifecycle.stop`, drains and
 returns. Supervisors read the events ``service.starting``, ``service.loading``,
 ``service.ready``, ``service.stopping`` and ``service.stopped`` from its log.
+
+``--check-config`` says whether the process would take its settings, and starts nothing.
+SIGHUP has it read them again (see docs/configuration.md).
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import TYPE_CHECKING, NoReturn
 from splitwise.config import Settings, load_settings
 from splitwise.errors import ConfigError, ExitCode, ListenError
 from splitwise.launch.notify import keep_alive, notify
+from splitwise.launch.reload import Reloader
+from splitwise.rpc.channels import check_tls
 from splitwise.telemetry import configure_logs, get_logger, identify_process, serve_metrics
 from splitwise.telemetry.tracing import tracing
 
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 
     from splitwise.config import Address
 
+CHECK_CONFIG = "--check-config"
 DIE_WITH_PARENT = "SPLITWISE_DIE_WITH_PARENT"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -36,8 +42,9 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Lifecycle:
     """What a service tells its supervisor, and how it is told to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, reloader: Reloader) -> None:
         self.stop = asyncio.Event()
+        self.on_reload = reloader.use
         self._started = time.monotonic()
 
     def loading(self, what: str, **fields: object) -> None:
@@ -57,18 +64,32 @@ def run_service(
     section: str,
     serve: Callable[[Settings, Lifecycle], Awaitable[None]],
     arguments: Sequence[str] | None = None,
+    *,
+    check: Callable[[Settings], None] = lambda _settings: None,
 ) -> int:
     """Run one service until it ends or SIGTERM or SIGINT stops it; returns the exit code.
 
     `service` is its name in logs, `section` its section of the settings. A second signal
     cancels the coroutine. A `ConfigError`, at start or later, gives `ExitCode.CONFIG`.
+    `check` raises it for what the schema cannot see, such as a file that is not there; it is
+    asked with ``--check-config``, since a start finds the same by itself.
     """
     die_with_parent()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    only_check = CHECK_CONFIG in words
+    words = [word for word in words if word != CHECK_CONFIG]
     try:
-        settings = load_settings(section, sys.argv[1:] if arguments is None else arguments).settings
+        loaded = load_settings(section, words)
+        settings = loaded.settings
+        if only_check:
+            check_tls(settings.tls)
+            check(settings)
     except ConfigError as error:
         print(f"splitwise {service}: {error}", file=sys.stderr)
         return ExitCode.CONFIG
+    if only_check:
+        print(f"splitwise {service}: valid, {len(loaded.origins)} settings given, defaults for the rest")
+        return ExitCode.OK
     configure_logs(settings.telemetry, service=service, name=_name(settings, section))
     log = get_logger()
     log.info("service.starting", pid=os.getpid())
@@ -78,7 +99,7 @@ def run_service(
             if metrics is not None:
                 log.info("metrics.listening", address=str(metrics))
             with tracing(settings.telemetry, service=service, name=_name(settings, section)):
-                asyncio.run(_run(serve, settings))
+                asyncio.run(_run(serve, Reloader(section, words, settings)))
     except ConfigError as error:
         log.critical("service.config_refused", error=str(error))
         return ExitCode.CONFIG
@@ -117,9 +138,9 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def _run(serve: Callable[[Settings, Lifecycle], Awaitable[None]], settings: Settings) -> None:
-    lifecycle = Lifecycle()
-    task = asyncio.ensure_future(serve(settings, lifecycle))
+async def _run(serve: Callable[[Settings, Lifecycle], Awaitable[None]], reloader: Reloader) -> None:
+    lifecycle = Lifecycle(reloader)
+    task = asyncio.ensure_future(serve(reloader.settings, lifecycle))
 
     def on_signal(number: signal.Signals) -> None:
         if lifecycle.stop.is_set():
@@ -132,6 +153,7 @@ async def _run(serve: Callable[[Settings, Lifecycle], Awaitable[None]], settings
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, reloader.reload)
     watchdog = asyncio.create_task(keep_alive())
     try:
         await task

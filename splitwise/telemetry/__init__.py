@@ -1,6 +1,6 @@
 """Logs, metrics and traces: one set-up for every process."""
 
-from splitwise.telemetry.logs import configure_logs, get_logger
+from splitwise.telemetry.logs import configure_logs, get_logger, set_log_level
 from splitwise.telemetry.metrics import (
     REGISTRY,
     TOKEN_BUCKETS,
@@ -19,4 +19,5 @@ __all__ = [
     "get_logger",
     "identify_process",
     "serve_metrics",
+    "set_log_level",
 ]

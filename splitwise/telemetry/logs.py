@@ -42,7 +42,6 @@ def configure_logs(settings: TelemetrySettings, *, service: str, name: str = "")
     Every line carries `service` (router, prompt, token, kvd) and, where given, `name` (which
     one). Lines of libraries (vLLM, gRPC) take the same way under the event ``library.log``.
     """
-    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     as_json = settings.log_format is LogFormat.JSON or (
         settings.log_format is LogFormat.AUTO and not sys.stderr.isatty()
     )
@@ -70,7 +69,6 @@ def configure_logs(settings: TelemetrySettings, *, service: str, name: str = "")
         processors=[*shared, structlog.processors.format_exc_info, renderer]
         if as_json
         else [*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -84,9 +82,16 @@ def configure_logs(settings: TelemetrySettings, *, service: str, name: str = "")
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
+    logging.getLogger().handlers[:] = [handler]
+    set_log_level(settings.log_level)
+
+
+def set_log_level(name: str) -> None:
+    """Change the least severe lines that are written; `name` as in the settings."""
+    level = logging.getLevelNamesMapping()[name.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+    # Libraries speak of their own affairs below a warning; they do so only for debugging.
+    logging.getLogger().setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
 
 
 def get_logger() -> FilteringBoundLogger:

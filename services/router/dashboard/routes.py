@@ -16,7 +16,7 @@ from splitwise.config import SloSettings
 from splitwise.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from services.router.dashboard.recent import RecentRequests, RequestRecord
     from splitwise.rpc.v1.router_pb2 import ClusterDescription, Explanation
@@ -58,9 +58,14 @@ class DashboardSource(Protocol):
         """Return the requests that have a machine and are not over."""
 
 
-def dashboard_routes(source: DashboardSource, targets: SloSettings | None = None) -> ExtraRoutes:
-    """Return the routes for `serve_gateway`. The page itself needs no key; what it shows does."""
-    handlers = _Handlers(source, targets or SloSettings())
+def dashboard_routes(
+    source: DashboardSource, targets: Callable[[], SloSettings] = SloSettings
+) -> ExtraRoutes:
+    """Return the routes for `serve_gateway`. The page itself needs no key; what it shows does.
+
+    `targets` returns what latencies are measured against, as it is now.
+    """
+    handlers = _Handlers(source, targets)
     routes = [
         *[web.get(path, _static(name, kind)) for path, (name, kind) in PAGE_FILES.items()],
         web.get("/dashboard/state", handlers.state),
@@ -70,7 +75,7 @@ def dashboard_routes(source: DashboardSource, targets: SloSettings | None = None
 
 
 class _Handlers:
-    def __init__(self, source: DashboardSource, targets: SloSettings) -> None:
+    def __init__(self, source: DashboardSource, targets: Callable[[], SloSettings]) -> None:
         self._source = source
         self._targets = targets
         self._began = time.monotonic()
@@ -92,7 +97,7 @@ class _Handlers:
             self._source.running(),
             window_s=window_s,
             shown=SHOWN,
-            targets=self._targets,
+            targets=self._targets(),
         )
 
     async def request(self, request: web.Request) -> web.Response:

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GatewayOptions:
-    """Bounds of the gateway. `api_keys`: empty lets everybody in."""
+    """Bounds of the gateway; what is changed counts from the next request on.
+
+    `api_keys`: empty lets everybody in.
+    """
 
     api_keys: Sequence[str] = field(default=(), repr=False)
     body_bytes: int = 16 * 1024 * 1024

@@ -57,11 +57,17 @@ class Process:
 
     async def ready(self, name: str | None = None) -> dict[str, Any]:
         """Wait for ``service.ready`` (of `name`); returns the newest such line."""
+        return (await self.said("service.ready", name=name))[-1]
+
+    async def said(self, event: str, count: int = 1, *, name: str | None = None) -> list[dict[str, Any]]:
+        """Wait for `count` lines of an event (of the process called `name`); returns all of them."""
         async with asyncio.timeout(PATIENCE):
             while True:
-                for line in reversed(self.lines):
-                    if line["event"] == "service.ready" and name in (None, line.get("name")):
-                        return line
+                lines = [
+                    line for line in self.lines if line["event"] == event and name in (None, line.get("name"))
+                ]
+                if len(lines) >= count:
+                    return lines
                 if self._reader.done():
                     raise AssertionError(f"it ended: {self.log.read_text()[-3000:]}")
                 self._heard.clear()

@@ -45,7 +45,7 @@ FIRST_TOKEN_BAR = """(() => { const canvas = document.querySelector('#timeline')
 
 @asynccontextmanager
 async def dashboard(cluster: ScriptedCluster, *keys: str) -> AsyncIterator[Address]:
-    routes = dashboard_routes(cluster, SloSettings(ttft_ms=300, tbt_ms=40))
+    routes = dashboard_routes(cluster, lambda: SloSettings(ttft_ms=300, tbt_ms=40))
     options = GatewayOptions(api_keys=keys, drain_s=1)
     async with serve_gateway(ScriptedBackend(), Address("127.0.0.1", 0), options, routes) as gateway:
         yield gateway.address
