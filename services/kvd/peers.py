@@ -118,7 +118,7 @@ class Peers:
         if line is None or only not in (None, line):
             return
         del self._lines[address]
-        get_logger().warning("peer.lost", peer=address, why=why)
+        get_logger().warning("peer.lost", peer=address, reason=why)
         task = asyncio.get_running_loop().create_task(line.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

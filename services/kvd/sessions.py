@@ -75,7 +75,7 @@ class Session:
             self._loop.remove_reader(engine.layers_fd)
             self._node.detach(engine)
             os.close(engine.layers_fd)
-            get_logger().info("engine.detached", engine=engine.engine_id, why=why)
+            get_logger().info("engine.detached", engine=engine.engine_id, reason=why)
         elif engine is not None and self in engine.sessions:
             engine.sessions.remove(self)
         # Last: for the engine this is the sign that its memory is not touched any more.

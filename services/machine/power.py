@@ -105,8 +105,10 @@ class PowerHold:
                 serials = {router: order.serial for router, order in self._orders.items()}
                 problem = await self._hold(PowerAgentStub(channel), description, serials)
                 if problem != said:
-                    event = "power.problem" if problem else "power.held"
-                    (log.warning if problem else log.info)(event, error=problem or None)
+                    if problem:
+                        log.warning("power.problem", error=problem)
+                    else:
+                        log.info("power.held")
                     said = problem
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), HOLD_S)
