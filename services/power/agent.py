@@ -269,7 +269,7 @@ class PowerAgent:
                 self._not_set(device.uuid, str(error), error.fault)
         else:
             self._set_errors.pop(device.uuid, None)
-            get_logger().info(
+            get_logger().debug(
                 "power.limit_set", gpu=device.uuid, watts=decision.watts, reason=decision.reason
             )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitwise.cli.common import ConfigOption, JsonOption, RouterOption, connect, guarded, print_json
+from splitwise.cli.power import power_line, power_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,6 +37,9 @@ def status(router: RouterOption = None, config: ConfigOption = None, as_json: Js
         highlight=False,
     )
     console.print(_table(cluster))
+    if cluster.power is not None and any(machine.power is not None for machine in cluster.machines):
+        console.print(power_line(cluster.power), highlight=False)
+        console.print(power_table(cluster))
 
 
 @guarded

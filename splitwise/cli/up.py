@@ -65,6 +65,13 @@ def up(
         str | None, typer.Option(help="host:port of the OpenAI-compatible gateway and the dashboard.")
     ] = None,
     config: Config = None,
+    power: Annotated[
+        bool,
+        typer.Option("--power", help="Cap GPUs by pool (emulated ones with --emulate); see docs/power.md."),
+    ] = False,
+    power_budget: Annotated[
+        float | None, typer.Option(min=1, help="Watts of all GPUs' limits together; implies --power.")
+    ] = None,
     log_level: LogLevel = "info",
 ) -> None:
     """Run a cluster in the foreground until Ctrl-C, which takes everything down."""
@@ -85,6 +92,8 @@ def up(
         http_listen=None if http is None else _address("--http", http),
         config=config,
         log_level=log_level,
+        power=power or power_budget is not None,
+        power_budget_watts=power_budget,
         model=_model(model, EngineKind.EMULATED if emulate else engine, display),
     )
     raise typer.Exit(asyncio.run(_up(options, display)))

@@ -8,10 +8,12 @@ from splitwise.client.types import (
     Candidate,
     Chunk,
     Cluster,
+    ClusterPower,
     DecisionRecord,
     FinishReason,
     Generation,
     Machine,
+    MachinePower,
     Model,
     Placement,
     Timing,
@@ -116,6 +118,7 @@ def cluster(message: router_pb2.ClusterDescription) -> Cluster:
         running=message.running,
         policy=message.policy,
         counters=counters,
+        power=_cluster_power(message.power) if message.HasField("power") else None,
     )
 
 
@@ -171,6 +174,32 @@ def _machine(status: router_pb2.MachineStatus) -> Machine:
         preemptions=load.preemptions,
         power_watts=load.power_watts,
         report_age=status.report_age_ms / 1000,
+        power=_machine_power(status) if load.HasField("power") else None,
+    )
+
+
+def _machine_power(status: router_pb2.MachineStatus) -> MachinePower:
+    power = status.load.power
+    return MachinePower(
+        gpus=power.gpus,
+        requested=power.requested_watts,
+        enforced=power.enforced_watts,
+        draw=power.draw_watts,
+        reason=power.reason,
+        share=status.power_share_watts,
+        share_reason=status.power_reason,
+        problem=power.problem,
+    )
+
+
+def _cluster_power(power: router_pb2.PowerBudget) -> ClusterPower:
+    return ClusterPower(
+        budget=power.budget_watts,
+        requested=power.requested_watts,
+        enforced=power.enforced_watts,
+        draw=power.draw_watts,
+        missing=power.missing_watts,
+        unmanaged=power.unmanaged,
     )
 
 

@@ -126,6 +126,40 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class MachinePower:
+    """Watts of a machine's GPUs together, as its node's power agent says.
+
+    `share` is its part of the cluster's budget (0: there is none) and `share_reason` why it is
+    that; `requested` is the limit set, for `reason`, and `enforced` the one in force.
+    """
+
+    gpus: int
+    requested: float
+    enforced: float
+    draw: float
+    reason: str
+    share: float
+    share_reason: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPower:
+    """Watts of all GPUs whose power is managed. `budget` 0: there is none.
+
+    `missing`: by how much the budget is below what the devices can be set to; `unmanaged`:
+    machines without a power agent, which are outside the budget.
+    """
+
+    budget: float
+    requested: float
+    enforced: float
+    draw: float
+    missing: float
+    unmanaged: int
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """One machine as the router sees it."""
 
@@ -147,6 +181,7 @@ class Machine:
     preemptions: int
     power_watts: float
     report_age: float
+    power: MachinePower | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +194,7 @@ class Cluster:
     running: int
     policy: str
     counters: dict[str, int]
+    power: ClusterPower | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from splitwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from splitwise.config import Address
+    from splitwise.launch.emulated_gpus import GpuModel
 
 FLEET = ("-m", "services.engine.emulated.fleet")
 SHORT_NAMES = {"a100": "a100-80gb", "h100": "h100-80gb", "h100cap": "h100-80gb-pcap"}
@@ -61,6 +62,23 @@ def parse_groups(words: Sequence[str]) -> list[EmulatedGroup]:
     return groups
 
 
+def fleet_gpus(groups: Sequence[EmulatedGroup]) -> dict[str, list[GpuModel]]:
+    """Return the GPUs of every machine, by its id; raises `ConfigError` for types that are capped already."""
+    from splitwise.launch.emulated_gpus import gpu_models
+    from splitwise.perf.catalog import shipped
+
+    found: dict[str, list[GpuModel]] = {}
+    for name, group in _named(groups):
+        hardware = shipped().machine(group.hardware)
+        if hardware.gpu_power_cap < 1:
+            raise ConfigError(
+                f"--emulate {group.hardware}: its times have a power cap in them, which would count twice"
+                f" with a power agent: name {hardware.profile}, which the agent caps"
+            )
+        found[name] = gpu_models(name, hardware)
+    return found
+
+
 def write_fleet(
     file: Path,
     groups: Sequence[EmulatedGroup],
@@ -70,22 +88,35 @@ def write_fleet(
     kvd_address: Address | str,
     node: str = "node",
     options: Mapping[str, Any] | None = None,
+    power_agent: Address | str | None = None,
+    gpu_file: Path | None = None,
 ) -> list[str]:
     """Write the fleet's file; returns the machines' ids, such as ``prompt-0``.
 
     `options` go to every engine (see docs/engine-emulated.md); the hardware is the group's.
+    With `power_agent` and `gpu_file`, which holds `fleet_gpus`, machines have their GPUs capped.
     """
     entries: list[dict[str, Any]] = []
-    counts = {"prompt": 0, "token": 0}
-    for group in groups:
+    gpus = {} if gpu_file is None else fleet_gpus(groups)
+    for name, group in _named(groups):
         engine = {**(options or {}), "hardware": group.hardware}
-        for _ in range(group.count):
-            name = f"{group.home}-{counts[group.home]}"
-            counts[group.home] += 1
-            arguments = ["--id", name, "--listen", "127.0.0.1:0", "--node", node]
-            arguments += ["--routers", json.dumps([str(router) for router in routers])]
-            arguments += ["--kvd_socket", str(kvd_socket), "--kvd_address", str(kvd_address)]
-            arguments += ["--engine.kind", "emulated", "--engine.options", json.dumps(engine)]
-            entries.append({"home": group.home, "arguments": arguments})
+        arguments = ["--id", name, "--listen", "127.0.0.1:0", "--node", node]
+        arguments += ["--routers", json.dumps([str(router) for router in routers])]
+        arguments += ["--kvd_socket", str(kvd_socket), "--kvd_address", str(kvd_address)]
+        if name in gpus:
+            own = [gpu.uuid for gpu in gpus[name]]
+            engine |= {"gpu_file": str(gpu_file), "gpus": own}
+            arguments += ["--power_agent", str(power_agent), "--gpus", ",".join(own)]
+        arguments += ["--engine.kind", "emulated", "--engine.options", json.dumps(engine)]
+        entries.append({"home": group.home, "arguments": arguments})
     file.write_text(json.dumps(entries), encoding="utf-8")
     return [entry["arguments"][1] for entry in entries]
+
+
+def _named(groups: Sequence[EmulatedGroup]) -> Iterator[tuple[str, EmulatedGroup]]:
+    """Yield every machine's id with its group; each pool is counted from 0."""
+    counts = {"prompt": 0, "token": 0}
+    for group in groups:
+        for _ in range(group.count):
+            yield f"{group.home}-{counts[group.home]}", group
+            counts[group.home] += 1

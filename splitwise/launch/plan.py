@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from splitwise.config import Address, EngineKind
 from splitwise.errors import ConfigError
-from splitwise.launch.emulate import FLEET, EmulatedGroup, write_fleet
+from splitwise.launch.emulate import FLEET, EmulatedGroup, fleet_gpus, write_fleet
+from splitwise.launch.emulated_gpus import FILE_VARIABLE, create_gpus
+from splitwise.launch.state import runtime_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     Addresses = Mapping[str, str]
 
 ANY_PORT = Address("127.0.0.1", 0)
+GPUS = "gpus.bin"  # of an emulated node
+POWER = {False: (), True: ("power",)}  # what machines wait for
 DRAIN_S = 5.0  # Ctrl-C shall not wait for long answers
 
 
@@ -53,15 +57,19 @@ class ClusterOptions:
     http_listen: Address | None = None
     config: Path | None = None
     log_level: str = "info"
+    power: bool = False
+    power_budget_watts: float | None = None
 
 
 def plan_cluster(options: ClusterOptions, folder: Path) -> list[ProcessSpec]:
     """Return the processes in order of start; sockets go into `folder`."""
     if not options.emulate and (options.prompt < 1 or options.token < 1):
         raise ConfigError("--prompt and --token: at least one machine of each is needed")
+    power = [_power(options, folder)] if options.power else []
     if options.emulate:
-        return [_kvd("kvd", "node", folder), _router(options), _fleet(options, folder)]
+        return [*power, _kvd("kvd", "node", folder), _router(options), _fleet(options, folder)]
     specs = [
+        *power,
         _kvd("kvd-prompt", "node-prompt", folder),
         _kvd("kvd-token", "node-token", folder),
         _router(options),
@@ -71,14 +79,16 @@ def plan_cluster(options: ClusterOptions, folder: Path) -> list[ProcessSpec]:
     return specs
 
 
-def environment(options: ClusterOptions) -> dict[str, str]:
-    """Return the variables that all processes get."""
+def environment(options: ClusterOptions, folder: Path) -> dict[str, str]:
+    """Return the variables that all processes get; `folder` is that of `plan_cluster`."""
     # Not above info: readiness is read from the log. What is shown is the terminal's choice.
     level = "debug" if options.log_level == "debug" else "info"
     variables = {"SPLITWISE_TELEMETRY__LOG_FORMAT": "json", "SPLITWISE_TELEMETRY__LOG_LEVEL": level}
     variables |= {f"SPLITWISE_{section}__DRAIN_S": str(DRAIN_S) for section in ("ROUTER", "MACHINE", "KVD")}
     if options.config is not None:
         variables["SPLITWISE_CONFIG"] = str(options.config.absolute())
+    if options.power and options.emulate:
+        variables[FILE_VARIABLE] = str(folder / GPUS)
     return variables
 
 
@@ -91,11 +101,25 @@ def _kvd(name: str, node: str, folder: Path) -> ProcessSpec:
     return ProcessSpec(name, 1, (), arguments)
 
 
+def _power(options: ClusterOptions, folder: Path) -> ProcessSpec:
+    """Plan the power agent: over the GPUs of this host, or over those of the emulated machines."""
+    own = ["-m", "services.power"]
+    if options.emulate:
+        gpus = [gpu for machine in fleet_gpus(options.emulate).values() for gpu in machine]
+        create_gpus(folder / GPUS, gpus)
+        own += ["--nvml", "services.power.emulated_nvml", "--state", str(folder / "limits.json")]
+    else:  # not in `folder`, so that the next `up` finds what this one could not give back
+        own += ["--state", str(runtime_folder() / "power-limits.json")]
+    return ProcessSpec("power", 1, (), lambda known: [*own, "--listen", known.get("power", str(ANY_PORT))])
+
+
 def _router(options: ClusterOptions) -> ProcessSpec:
     def arguments(known: Addresses) -> list[str]:
         own = ["--listen", known.get("router", str(options.listen))]
         if options.http_listen is not None:
             own += ["--http_listen", known.get("router/http", str(options.http_listen))]
+        if options.power_budget_watts is not None:
+            own += ["--power_budget_watts", str(options.power_budget_watts)]
         return ["-m", "services.router", *own]
 
     return ProcessSpec("router", 3, (), arguments)
@@ -123,9 +147,11 @@ def _machine(name: str, home: str, folder: Path, options: ClusterOptions) -> Pro
             own += ["--model", str(options.model)]
         if options.model_name:
             own += ["--model_name", options.model_name]
+        if options.power:
+            own += ["--power_agent", known["power"]]
         return ["-m", f"services.{home}", *own]
 
-    return ProcessSpec(name, 2, ("router", kvd), arguments)
+    return ProcessSpec(name, 2, ("router", kvd, *POWER[options.power]), arguments)
 
 
 def _fleet(options: ClusterOptions, folder: Path) -> ProcessSpec:
@@ -138,8 +164,10 @@ def _fleet(options: ClusterOptions, folder: Path) -> ProcessSpec:
             kvd_socket=folder / "kvd.sock",
             kvd_address=known["kvd"],
             options=options.engine_options,
+            power_agent=known.get("power"),
+            gpu_file=folder / GPUS if options.power else None,
         )
         return [*FLEET, str(file)]
 
     machines = sum(group.count for group in options.emulate)
-    return ProcessSpec("fleet", 2, ("router", "kvd"), arguments, machines)
+    return ProcessSpec("fleet", 2, ("router", "kvd", *POWER[options.power]), arguments, machines)

@@ -62,7 +62,7 @@ class Supervisor:
         self._state_file: Path | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="up-", dir=runtime_folder()))
         self._specs = plan_cluster(options, self._folder)
-        self._environment = environment(options)
+        self._environment = environment(options, self._folder)
         self.processes = [
             ManagedProcess(spec.name, watcher.logged, self._changed, machines=spec.machines)
             for spec in self._specs

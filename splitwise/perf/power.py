@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from splitwise.perf.catalog import Hardware
 
+HALF, HALF_PROMPT_FACTOR = 0.5, 1.3  # prompt phase at half power: SplitwiseSim's h100-80gb-pcap
 IDLE_SHARE = 0.15  # of TDP: a GPU that holds a model and computes nothing (assumed)
 
 
@@ -68,3 +69,12 @@ def energy_joules(
     """Return the energy of an iteration, or of idling, that takes `seconds`."""
     watts = machine_watts(hardware, power, prompt_tokens=prompt_tokens, sequences=sequences, gpus=gpus)
     return watts * seconds
+
+
+def prompt_slowdown(limit_share: float) -> float:
+    """Return what a GPU's limit, as a share of its TDP, multiplies prompt times with.
+
+    A straight line through 1 (no cap) and 1.3 (half power); lower caps are on it too, which is
+    an assumption. The token phase does not slow down at half power (paper, HHcap).
+    """
+    return 1.0 + (HALF_PROMPT_FACTOR - 1.0) * max(0.0, 1.0 - limit_share) / (1.0 - HALF)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path  # noqa: TC003 - pydantic reads it at run time
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -50,6 +51,8 @@ class EmulatedSettings(BaseModel):
         0.0, ge=0.0, le=1.0, description="chance that a token ends the text; decided by its KV like any token"
     )
 
+    gpu_file: Path | None = Field(None, description="the node's file of emulated GPUs (see docs/power.md)")
+    gpus: tuple[str, ...] = Field((), description="UUIDs of this machine's GPUs in it")
     prefix_caching: bool = Field(False, description="keep full blocks for prompts that begin alike")
 
     @model_validator(mode="after")
@@ -58,6 +61,8 @@ class EmulatedSettings(BaseModel):
             raise ValueError(
                 f"token_bytes_per_layer is {self.token_bytes_per_layer}; it must be a multiple of 8"
             )
+        if (self.gpu_file is None) != (not self.gpus):
+            raise ValueError("gpu_file and gpus belong together: set both or none")
         if self.max_running >= self.max_batch_tokens:
             raise ValueError(
                 f"max_running is {self.max_running}; it must be below max_batch_tokens "

@@ -36,7 +36,7 @@ class AgentProcess:
 
     def arguments(self, *settings: str) -> list[str]:
         own = ["-m", "services.power", "--nvml", MODULE, "--state", str(self.state), "--period_s", "0.1"]
-        return [*own, "--telemetry.log_format", "json", *settings]
+        return [*own, "--telemetry.log_format", "json", "--telemetry.log_level", "debug", *settings]
 
     async def launch(self, *settings: str) -> Process:
         """Start a process of the agent's module; it may end by itself."""
