@@ -9,6 +9,7 @@ from splitwise.cli import (
     config,
     doctor,
     health,
+    power,
     profile,
     provision,
     replay,
@@ -34,6 +35,7 @@ app.command()(cluster.explain)
 app.command()(cluster.drain)
 app.command()(replay.replay)
 app.add_typer(config.app, name="config")
+app.add_typer(power.app, name="power")
 app.command()(health.health)
 app.command()(doctor.doctor)
 app.command()(simulate.simulate)

@@ -12,6 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from services.engine.emulated.machine import EmulatedMachine
+from services.engine.emulated.power import EmulatedPower
 from services.engine.emulated.sampling import refuse_unserved
 from services.engine.interface import EngineError, EngineLoad, WorkRefusedError
 from services.kvd.client import AttachError, KvdClient
@@ -51,6 +52,7 @@ class EmulatedEngine:
         self.settings = settings
         self.client = KvdClient(str(kvd_socket), machine_id)
         self._seconds = iteration_seconds or _modelled(settings)
+        self._power = EmulatedPower(settings)
         self._machine: EmulatedMachine | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -195,6 +197,7 @@ class EmulatedEngine:
                 iteration = machine.begin()
                 if iteration is None:
                     self._schedule = 0.0
+                    self._power.idle()
                     await self._wake.wait()
                     continue
                 await self._iterate(machine, iteration)
@@ -208,6 +211,7 @@ class EmulatedEngine:
         seconds = self.settings.time_scale * self._seconds(
             batch.prompt_tokens, batch.prompt_sequences, batch.sequences, batch.context
         )
+        seconds *= self._power.begin(batch.prompt_tokens, batch.sequences)
         now = asyncio.get_running_loop().time()
         start = self._schedule if now - self._schedule < _CATCH_UP else now
         self._schedule = start + seconds
