@@ -35,6 +35,10 @@ class Loaded:
     settings: Settings
     origins: dict[Key, str]
 
+    def origin(self, key: Key) -> str:
+        """Say where the value at `key` was given: itself, what encloses it, or parts of it."""
+        return _origin(key, self.origins) or "default"
+
 
 @dataclass(frozen=True, slots=True)
 class _Given:
@@ -199,7 +203,7 @@ def _explain(error: ValidationError, origins: Mapping[Key, str]) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         key = tuple(str(part) for part in problem["loc"])
-        origin = _origin(key, origins)
+        origin = _origin(key, origins) or "settings"
         message = problem["msg"].removeprefix("Value error, ")
         shown = problem.get("input")
         got = (
@@ -217,4 +221,4 @@ def _origin(key: Key, origins: Mapping[Key, str]) -> str:
         if key[:length] in origins:
             return origins[key[:length]]
     parts = {origin for given, origin in origins.items() if given[: len(key)] == key}
-    return ", ".join(sorted(parts)) or "settings"
+    return ", ".join(sorted(parts))

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean ...?``, or all known names when none is near."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    begins = [other for other in names if len(name) > 2 and other.startswith(name)]
+    close = begins or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
 
 

@@ -128,6 +128,9 @@ class RouterSettings(Section):
     serialized_below_tokens: Annotated[int, LIVE] = Field(default=512, ge=0)
     """Prompts shorter than this push their KV cache after the prompt, others layer by layer
     (512 on H100, Splitwise paper section IV-C)."""
+    message_gap_ms: Annotated[int, LIVE] = Field(default=5, ge=0)
+    """A client gets its next message so long after the last at the earliest, with all tokens
+    since. Only engines that make a token faster than that are affected; 0: never wait."""
     restart_limit: Annotated[int, LIVE] = Field(default=5, ge=0)
     """How often one request may be started again after failures."""
     load_report_ms: int = Field(default=200, ge=10)
@@ -263,8 +266,10 @@ class KvdSettings(Section):
 
 
 class PowerSettings(Section):
-    """The power agent of one node (see docs/power.md). A cap is none, a share of the GPU's
-    default limit such as 50%, or watts such as 350W."""
+    """The power agent of one node (see docs/power.md).
+
+    A cap is none, a share of the GPU's default limit such as 50%, or watts such as 350W.
+    """
 
     node: Name = "node"
     """The node's name."""
