@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
+from splitwise.launch.emulated_gpus import FILE_VARIABLE
 from tests.services.gateway.live_cluster import ENVIRONMENT
+from tests.services.power.agent import AgentProcess
 from tests.services.router.cluster import RouterCluster
+from tests.support.emulated_gpus import GpuNode
 from tests.support.scraping import Scrape, scrape
 
 if TYPE_CHECKING:
@@ -20,6 +23,15 @@ NODES = {"a": ["1xH100:prompt"], "b": ["1xH100:token"]}
 
 class MeasuredCluster(RouterCluster):
     """Two nodes, one machine each; every process serves its metrics on a port of its own."""
+
+    async def start_power_agent(self, patch: pytest.MonkeyPatch) -> None:
+        """Start the agent of a node of emulated GPUs, called ``node``."""
+        gpus = GpuNode(self.folder)
+        patch.setitem(ENVIRONMENT, FILE_VARIABLE, str(gpus.file))
+        agent = AgentProcess(self.folder, gpus)
+        await agent.start()
+        await agent.channel.close()
+        self._started.append(agent.process)
 
     def metric_addresses(self) -> dict[str, str]:
         """Return where each process serves its metrics, by its name in the logs."""

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import aiohttp
+    import pytest
 
     from tests.services.telemetry.conftest import MeasuredCluster
     from tests.support.scraping import Scrape
 
 UNITS = ("seconds", "bytes", "tokens", "blocks", "requests", "total", "info", "serving", "open", "machines",
-         "engines", "connected")  # fmt: skip
+         "engines", "connected", "watts", "problem", "only", "suspended")  # fmt: skip
 
 
 def documented(process: str) -> dict[str, tuple[str, set[str]]]:
@@ -39,7 +40,8 @@ def test_names_end_in_their_unit_and_no_row_comes_twice() -> None:
         assert name.rsplit("_", 1)[1] in UNITS, name
     for row in rows("telemetry.md", "metric"):
         assert (row["type"] == "counter") == code(row["metric"]).endswith("_total"), row
-        assert (row["unit"] == "seconds") == code(row["metric"]).endswith("_seconds"), row
+        for unit in ("seconds", "watts", "blocks"):
+            assert (row["unit"] == unit) == code(row["metric"]).endswith(f"_{unit}"), row
 
 
 async def settled(
@@ -57,12 +59,13 @@ async def settled(
 
 
 async def test_exported_is_documented_and_values_follow_the_requests(
-    measured: MeasuredCluster, http: aiohttp.ClientSession
+    measured: MeasuredCluster, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await measured.start_router()
     await measured.start_nodes(NODES)
+    await measured.start_power_agent(monkeypatch)
     before = await measured.metrics(http)
-    assert before.keys() == {"router", "a", "b", *measured.machines}, measured.metric_addresses()
+    assert before.keys() == {"router", "a", "b", "node", *measured.machines}, measured.metric_addresses()
 
     assert (await measured.ask(request(max_tokens=5))).finished.output_tokens == 5
     assert (await measured.ask(request(max_tokens=1))).finished.output_tokens == 1
@@ -78,6 +81,7 @@ async def test_exported_is_documented_and_values_follow_the_requests(
         ("b", "kvd"),
         (prompt, "machine"),
         (token, "machine"),
+        ("node", "power"),
     ):
         scrape = after[name]
         table = documented(process)

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 @needs_prometheus
 @pytest.mark.slow
 async def test_every_panel_has_something_to_show_and_the_alerts_are_loaded_and_silent(
-    measured: MeasuredCluster, http: aiohttp.ClientSession, tmp_path: Path
+    measured: MeasuredCluster, http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await measured.start_router()
     await measured.start_nodes(NODES)
+    await measured.start_power_agent(monkeypatch)
     targets = [*measured.metric_addresses().values()]
     async with scraping(tmp_path, targets) as prometheus:
         await prometheus.until(f'count(up{{job="splitwise"}} == 1) == {len(targets)}')
