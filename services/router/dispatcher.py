@@ -80,7 +80,11 @@ class Dispatcher:
 
     def submit(self, admitted: Admitted, block_tokens: int) -> Session:
         """Give a checked request to the scheduler; its session's mailbox has the rest."""
-        session = Session(admitted, self._settings.serialized_below_tokens)
+        session = Session(
+            admitted,
+            self._settings.serialized_below_tokens,
+            message_gap_s=self._settings.message_gap_ms / 1e3,
+        )
         session.trace = begin_trace(session.request_id, admitted)
         self.sessions[session.request_id] = session
         self.counters.received += 1
@@ -210,9 +214,9 @@ class Dispatcher:
         finishes = ended is not None and not deferred
         self._events.append(ev.FirstTokenMade(now, session.request_id, session.attempt, finishes=finishes))
         self._events.extend(deferred)
-        if finishes:
+        if finishes and session.transfers:
             self._give_up_transfer(session)
-        else:
+        elif not finishes:
             self._stop_engine_if_text_ended(session, ended, now)
 
     def _give_up_transfer(self, session: Session) -> None:

@@ -50,12 +50,14 @@ class Admitted:
 class Session:
     """State of one request. The dispatcher drives it; the client's call reads its mailbox."""
 
-    def __init__(self, admitted: Admitted, serialized_below_tokens: int) -> None:
+    def __init__(
+        self, admitted: Admitted, serialized_below_tokens: int, *, message_gap_s: float = 0.0
+    ) -> None:
         self.request_id = admitted.request_id
         self.admitted = admitted
         self.progress = Progress(admitted.token_ids, admitted.sampling)
         self.timing = RequestTiming(admitted.arrived)
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(gap_s=message_gap_s)
         self.trace = NO_TRACE
         self.attempt = 0
         self.deferred: list[AttemptEvent] = []  # the token side's, until the first token is seen
@@ -127,6 +129,11 @@ class Session:
         if self.admitted.transfer_mode:
             return self.admitted.transfer_mode
         return TRANSFER_MODE_SERIALIZED if length < self._serialized_below else TRANSFER_MODE_LAYERWISE
+
+    @property
+    def transfers(self) -> bool:
+        """Whether the current attempt has a KV transfer; it has none for a single token."""
+        return not self._merge.single
 
     @property
     def serial(self) -> int:

@@ -28,7 +28,7 @@ class AttemptMerge:
     """The order of one attempt's tokens. `single`: the prompt side's token is also the last."""
 
     def __init__(self, *, single: bool) -> None:
-        self._single = single
+        self.single = single
         self._early: list[Arrived] = []
         self.first_seen = False
         self.over = False
@@ -39,7 +39,7 @@ class AttemptMerge:
             return []
         self.first_seen = True
         finish = arrived.finish
-        if self._single:
+        if self.single:
             finish = finish or FINISH_REASON_LENGTH
         elif finish == FINISH_REASON_LENGTH:  # the prompt side's own bound of one token
             finish = FinishReason.FINISH_REASON_UNSPECIFIED
@@ -49,7 +49,7 @@ class AttemptMerge:
 
     def from_token(self, arrived: Arrived) -> list[Arrived]:
         """Take later tokens; return them, or nothing while the first is missing."""
-        if self.over or self._single:
+        if self.over or self.single:
             return []
         if not self.first_seen:
             self._early.append(arrived)
