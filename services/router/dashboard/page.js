@@ -102,6 +102,8 @@ function showFigures() {
     ["refused", large(counters.rejected ?? 0)],
     ["failed", large(counters.failed ?? 0), (counters.failed ?? 0) > 0],
   ];
+  const { budget_watts: budget, enforced_watts: limits, missing_watts: missing } = state.power;
+  if (limits) figures.push(["power limits", `${large(limits)}W${budget ? ` / ${large(budget)}W` : ""}`, (missing ?? 0) > 0]);
   byId("figures").replaceChildren(...figures.map(([name, value, alarm]) =>
     make("div", { className: alarm ? "figure alarm" : "figure" }, make("b", { text: value }), make("span", { text: name }))));
 }
@@ -163,8 +165,10 @@ function gauge(kind, share, label, title) {
 function machineNode(machine, deepest) {
   const share = machine.kv_total ? machine.kv_used / machine.kv_total : 0;
   const running = machine.token_requests - machine.token_waiting;
+  const power = machine.power_limit_watts
+    ? `; GPUs draw ${large(machine.power_watts)}W of ${large(machine.power_limit_watts)}W (${machine.power_reason})` : "";
   const node = make("div", { className: "machine", data: { home: machine.home, state: machine.state, machine: machine.id } },
-    make("div", { className: "name", text: machine.id, title: `${machine.id} on ${machine.node}, ${machine.engine}` }),
+    make("div", { className: "name", text: machine.id, title: `${machine.id} on ${machine.node}, ${machine.engine}${power}` }),
     gauge("queue", machine.pending_prompt_tokens / deepest,
       `queue ${large(machine.pending_prompt_tokens)}`,
       `${machine.pending_prompt_tokens} prompt tokens waiting; ${plural(machine.prompt_requests, "request")} in the prompt phase`),

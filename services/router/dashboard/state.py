@@ -42,6 +42,7 @@ def cluster_state(
         "counters": {field.name: value for field, value in cluster.counters.ListFields()},
         "models": [{"name": model.name, "serving": model.serving} for model in cluster.models],
         "machines": [_machine(machine) for machine in cluster.machines],
+        "power": {field.name: value for field, value in cluster.power.ListFields()},
         "rates": _rates(over, finished, window_s),
         "latency": _latency(finished, targets),
         "transfers": _transfers(finished),
@@ -99,6 +100,8 @@ def _machine(machine: MachineStatus) -> dict[str, Any]:
         "max_running": described.max_running,
         "preemptions": load.preemptions,
         "power_watts": load.power_watts,
+        "power_limit_watts": load.power.enforced_watts,
+        "power_reason": ", ".join(filter(None, (load.power.reason, load.power.problem))),
         "report_age_ms": machine.report_age_ms,
     }
 

@@ -36,7 +36,8 @@ def machine(name: str, home: int, pool: int, state: str, rng: random.Random) -> 
             token_waiting=waiting,
             kv_blocks_used=rng.randrange(1000),
             kv_blocks_total=1000,
-            power_watts=rng.uniform(1000, 4000),
+            power_watts=rng.uniform(1000, 2600),
+            power=common_pb2.PowerReport(gpus=8, enforced_watts=2800, reason="token-cap"),
         ),
         pending_prompt_tokens=rng.randrange(6000),
         report_age_ms=120,
@@ -63,6 +64,7 @@ class ScriptedCluster:
             queued=3,
             running=41,
             policy="jsq",
+            power=router_pb2.PowerBudget(budget_watts=200_000, enforced_watts=182_000, draw_watts=90_000),
             counters=router_pb2.RequestCounters(received=900, finished=850, restarted=4, rejected=2),
         )
 

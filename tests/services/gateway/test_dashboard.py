@@ -108,6 +108,10 @@ async def test_forty_machines_are_shown_in_their_pools(browser: Browser) -> None
         )
         assert "40 machines" in await browser.evaluate(text_of("#cluster"))
         assert await browser.evaluate(text_of("#status")) == "live"
+        assert "182" in await browser.evaluate(text_of("#figures"))  # of 200 kW may be drawn
+        title = await browser.evaluate("document.querySelector('.machine .name').title")
+        assert "GPUs draw" in title
+        assert "(token-cap)" in title
         assert await browser.evaluate("document.querySelectorAll('#latency tbody tr').length") == 4
         assert await browser.evaluate("document.querySelector('#latency td.missed').innerText") != ""
         assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth")

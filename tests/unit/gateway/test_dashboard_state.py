@@ -34,6 +34,22 @@ def test_percentiles_are_measured_values_in_milliseconds() -> None:
     assert state["latency"][1]["p50"] is None  # no second token was measured
 
 
+def test_power_is_shown_with_its_limit_and_why() -> None:
+    power = common_pb2.PowerReport(
+        gpus=8, enforced_watts=2800, draw_watts=900, reason="token-cap", problem="hot"
+    )
+    load = common_pb2.LoadReport(power_watts=900, power=power)
+    cluster = router_pb2.ClusterDescription(
+        machines=[router_pb2.MachineStatus(load=load), router_pb2.MachineStatus()],
+        power=router_pb2.PowerBudget(budget_watts=3000, enforced_watts=2800, unmanaged=1),
+    )
+    state = cluster_state(cluster, [], [], window_s=10, shown=1, targets=SloSettings())
+    shown = [(m["power_watts"], m["power_limit_watts"], m["power_reason"]) for m in state["machines"]]
+    assert shown == [(900, 2800, "token-cap, hot"), (0, 0, "")]
+    assert state["power"] == {"budget_watts": 3000, "enforced_watts": 2800, "unmanaged": 1}
+    assert state_of()["power"] == {}
+
+
 @given(st.lists(st.integers(1, 10**9), min_size=1))
 def test_percentiles_never_leave_the_values(values: list[int]) -> None:
     e2e = state_of(*[record(e2e_us=value) for value in values])["latency"][3]
