@@ -55,6 +55,8 @@ def test_the_cpu_stack_as_it_stands(folder: Path):
     try:
         stack.start()
         assert answer(stack)[0] == wanted
+        assert '"event": "peer.connected' in stack.log("kvd-prompt").read_text()
+        assert '"transports": ["' in stack.log("kvd-prompt").read_text()
         base = f"http://{stack.addresses['router']}:8000"
         body = json.dumps({"model": "emulated", "prompt": "hello", "max_tokens": 3}).encode()
         request = urllib.request.Request(f"{base}/v1/completions", body, {"Content-Type": "application/json"})
