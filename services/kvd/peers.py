@@ -71,6 +71,18 @@ class Line:
             get_logger().warning("peer.close_failed", error=str(error))
 
 
+def tell_transports(peer: str, transports: list[str]) -> None:
+    """Log what a new connection uses, such as ``rc_mlx5/mlx5_0:1``, and warn when UCX fell back to TCP.
+
+    It does so without a word, for example when two daemons do not see each other's processes.
+    """
+    log = get_logger().bind(peer=peer, transports=transports)
+    if transports and all(name.startswith("tcp/") for name in transports):
+        log.warning("peer.connected_by_tcp", remedy="splitwise doctor says what is missing for RDMA")
+    else:
+        log.info("peer.connected")
+
+
 class Peers:
     """All daemons that this one talks to, by their gRPC address."""
 
@@ -104,6 +116,7 @@ class Peers:
         endpoint = self._ucx.connect(ucx_address)
         line = self._lines[address] = Line(endpoint, ucx_address)
         endpoint.on_error = lambda why: self.drop(address, why, line)
+        tell_transports(address, endpoint.transports())
         return line
 
     def drop_stalled(self, now: float) -> None:
