@@ -98,7 +98,7 @@ class PowerHold:
     async def _run(self, description: MachineDescription) -> None:
         if self._agent is None:
             return
-        log, said = get_logger().bind(agent=str(self._agent)), ""
+        log, said = get_logger().bind(agent=str(self._agent)), "not held yet"
         async with open_channel(self._agent, tls=self._tls, role=Role.POWER) as channel:
             while True:
                 self._wake.clear()

@@ -236,8 +236,7 @@ class PowerAgent:
             while self._events:
                 for decision in self._core.handle(self._events.popleft()):
                     if isinstance(decision, Note):
-                        fields = {"code": decision.code, "subject": decision.subject}
-                        get_logger().warning("power.note", **fields, message=decision.message)
+                        self._note(decision)
                     else:
                         self._set(decision)
         finally:
@@ -245,6 +244,9 @@ class PowerAgent:
         for uuid in self._kept.names():
             if uuid in self._readings and not self._core.owes(uuid):
                 self._forget(uuid)
+
+    def _note(self, note: Note) -> None:
+        get_logger().warning("power.note", code=note.code, subject=note.subject, message=note.message)
 
     def _set(self, decision: SetLimit) -> None:
         device = self._devices[decision.uuid]

@@ -179,6 +179,18 @@ class ClusterCollector(Collector):
             "Requests assigned for their token phase and not over",
             requests,
         )
+        yield from self._power()
+
+    def _power(self) -> Iterable[Metric]:
+        power = self._dispatcher.power.describe()
+        for name, text, value in (
+            ("budget_watts", "Power limits of all GPUs together; 0: no budget", power.budget_watts),
+            ("enforced_watts", "Power limits in force, of machines with a power agent", power.enforced_watts),
+            ("draw_watts", "Measured draw of machines with a power agent", power.draw_watts),
+            ("missing_watts", "How far the lowest limits are above the budget", power.missing_watts),
+            ("unmanaged_machines", "Machines without a power agent: outside the budget", power.unmanaged),
+        ):
+            yield GaugeMetricFamily(f"splitwise_router_power_{name}", text, value=value)
 
 
 def _by_pool(name: str, text: str, values: dict[Pool, int]) -> GaugeMetricFamily:
