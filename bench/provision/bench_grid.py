@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 from splitwise.perf.catalog import shipped
-from splitwise.provision.designs import PAPER_DESIGNS, Budget, Size
+from splitwise.provision.designs import PAPER_DESIGNS, Bounds, Budget, Size, total
 from splitwise.provision.probe import Probe, Prober, Problem
-from splitwise.provision.search import smallest, total
+from splitwise.provision.search import smallest
 from splitwise.provision.throughput import Load
 from splitwise.provision.workloads import workload
 from splitwise.sim.config import MachinesPart, SimulationConfig, TracePart, reference_row
+from splitwise.sim.workers import LocalWorkers
 
 
 def main() -> None:
@@ -32,10 +33,11 @@ def main() -> None:
     load = Load(workload("azure-code"), 120.0, reference_row(config, shipped()))
     problem = Problem(config, shipped(), load)
     grid = [Size(p, t) for p in range(1, side + 1) for t in range(1, side + 1)]
-    with Prober(problem, workers) as prober:
+    with LocalWorkers(problem, workers) as processes:
+        prober = Prober(problem, processes)
         prober.ask([Probe(design, Size(1, 1), 1.0)] * workers)  # start the processes
         began = time.perf_counter()
-        answer = smallest(prober, design, rate, Budget.COST, most, confirm=False)
+        answer = smallest(prober, design, rate, Budget.COST, Bounds(most), confirm=False)
         pruned = time.perf_counter() - began
         print(f"pruned: {pruned:.2f} s, {answer.probes} clusters, optimum {answer.size}", flush=True)
         prober.answers.clear()

@@ -1,6 +1,6 @@
 """How long a scheduling decision takes, by cluster size and policy.
 
-    python -m bench.scheduler.decisions [--machines 10 100 1000 10000] [--policies jsq ...]
+    python -m bench.router.decisions [--machines 10 100 1000 10000] [--policies jsq ...]
 
 Three columns of time, all in CPU microseconds of this thread, so that other load on the
 machine is not counted:
