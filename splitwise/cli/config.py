@@ -54,11 +54,14 @@ def show(file: File = None, flags: Flags = None, section: Section = "", as_json:
 
 @app.command()
 @guarded
-def check(file: File = None) -> None:
+def check(file: File = None, as_json: JsonOption = False) -> None:
     """Say whether the settings are valid; the exit code is 78 when they are not."""
     from splitwise.config import load_settings
 
     given = len(load_settings(file=file).origins)
+    if as_json:
+        print_json({"valid": True, "given": given})
+        return
     typer.echo(f"valid: {given} settings given, defaults for the rest")
 
 

@@ -70,9 +70,13 @@ def chat(
     router: RouterOption = None,
     config: ConfigOption = None,
     timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Talk with the model; an empty line or Ctrl-D ends it, Ctrl-C ends an answer."""
     from splitwise.client import Message
+
+    if as_json and message is None:
+        raise InvalidRequestError("--json: needs a MESSAGE; a conversation is for reading")
 
     options = _options(max_tokens, temperature, top_p, seed, stop)
     history: list[Message] = [Message("system", system)] if system else []
@@ -84,6 +88,9 @@ def chat(
                 return
             history.append(Message("user", said))
             with client.chat(history, model=model, **options) as stream:
+                if as_json:
+                    print_json(stream.result())
+                    return
                 result = write_stream(stream)
             if message is not None:
                 return

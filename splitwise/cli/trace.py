@@ -37,7 +37,9 @@ def _guarded(work: Callable[[], None]) -> None:
 
 
 @app.command(name="import")
-def import_trace(source: Source, target: Target, sort: Sort = False, drop_invalid: Drop = False) -> None:
+def import_trace(
+    source: Source, target: Target, sort: Sort = False, drop_invalid: Drop = False, as_json: AsJson = False
+) -> None:
     """Turn any known trace into this program's CSV; streams, whatever its size."""
     from splitwise.workload import iter_chunks, load_trace, write_chunks
 
@@ -46,7 +48,7 @@ def import_trace(source: Source, target: Target, sort: Sort = False, drop_invali
             chunks = iter([load_trace(source, sort=True, drop_invalid=drop_invalid)])
         else:
             chunks = iter_chunks(source, drop_invalid=drop_invalid)
-        typer.echo(f"{write_chunks(chunks, target)} requests written to {target}")
+        _written(write_chunks(chunks, target), target, as_json)
 
     _guarded(work)
 
@@ -76,6 +78,7 @@ def synthesize(
         bool, typer.Option(help="Draw prompt and output sizes apart, as some simulators do.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal traces.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Make a trace with the sizes of another, at a set rate."""
     from splitwise.workload import load_trace, write_trace
@@ -90,9 +93,16 @@ def synthesize(
             joint=not independent,
             seed=seed,
         )
-        typer.echo(f"{write_trace(made, target)} requests written to {target}")
+        _written(write_trace(made, target), target, as_json)
 
     _guarded(work)
+
+
+def _written(requests: int, target: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"requests": requests, "file": str(target)}))
+    else:
+        typer.echo(f"{requests} requests written to {target}")
 
 
 def _told(summary: Summary) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
-from splitwise.cli.common import guarded
+from splitwise.cli.common import JsonOption, guarded, print_json
 from splitwise.config import Address, EngineKind
 from splitwise.errors import ConfigError, ExitCode
 
@@ -73,6 +73,9 @@ def up(
         float | None, typer.Option(min=1, help="Watts of all GPUs' limits together; implies --power.")
     ] = None,
     log_level: LogLevel = "info",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Once it serves, print where, as JSON on standard output.")
+    ] = False,
 ) -> None:
     """Run a cluster in the foreground until Ctrl-C, which takes everything down."""
     from splitwise.cli.display import LEVELS, Display
@@ -96,7 +99,7 @@ def up(
         power_budget_watts=power_budget,
         model=_model(model, EngineKind.EMULATED if emulate else engine, display),
     )
-    raise typer.Exit(asyncio.run(_up(options, display)))
+    raise typer.Exit(asyncio.run(_up(options, display, as_json)))
 
 
 @guarded
@@ -106,9 +109,7 @@ def demo(
     model: ModelOption = None,
     engine: EngineOption = EngineKind.VLLM,
     engine_option: EngineOptions = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the answer and its numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start one prompt and one token machine, answer one prompt, show the numbers, stop."""
     from splitwise.cli.display import Display
@@ -123,11 +124,20 @@ def demo(
     raise typer.Exit(asyncio.run(_demo(options, display, text, max_tokens, as_json)))
 
 
-async def _up(options: ClusterOptions, display: Display) -> int:
+async def _up(options: ClusterOptions, display: Display, as_json: bool) -> int:
     stop = _stop_on_signals()
     try:
         async with _running(options, display, stop) as cluster:
             display.say(f"serving after {cluster.seconds_to_ready:.1f} s at {cluster.router}", "bold green")
+            if as_json:
+                print_json(
+                    {
+                        "router": cluster.router,
+                        "http": cluster.http,
+                        "seconds_to_ready": cluster.seconds_to_ready,
+                    }
+                )
+                sys.stdout.flush()
             if cluster.http is not None:
                 display.say(f"OpenAI-compatible gateway and dashboard: http://{cluster.http}", "green")
             display.say('try: splitwise generate "Once upon a time" --max-tokens 32; Ctrl-C stops', "dim")
@@ -141,7 +151,6 @@ async def _up(options: ClusterOptions, display: Display) -> int:
 
 
 async def _demo(options: ClusterOptions, display: Display, text: str, max_tokens: int, as_json: bool) -> int:
-    from splitwise.cli.common import print_json
     from splitwise.client import AsyncClient
 
     stop = _stop_on_signals()
