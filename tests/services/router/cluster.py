@@ -152,7 +152,7 @@ class RouterCluster(LiveCluster):
     async def until_serving(self, count: int) -> None:
         await self.until_cluster(lambda c: sum(m.state == "serving" for m in c.machines) == count)
 
-    async def start_machine(self, node: str, name: str, home: str, **engine: Any) -> Process:
+    async def start_machine(self, node: str, name: str, home: str, *settings: str, **engine: Any) -> Process:
         """Start one more machine, whether or not the router will take it."""
         options = json.dumps({**ENGINE, **engine})
         process = Process(self.folder / f"{name}.log")
@@ -161,7 +161,7 @@ class RouterCluster(LiveCluster):
             *("-m", f"services.{home}", "--id", name, "--listen", "127.0.0.1:0", "--node", node),
             *("--routers", json.dumps([self.address]), "--kvd_address", self._addresses[node]),
             *("--kvd_socket", str(self.folder / f"{node}.sock"), "--telemetry.log_format", "json"),
-            *("--engine.kind", "emulated", "--engine.options", options),
+            *("--engine.kind", "emulated", "--engine.options", options, *settings),
         )
         return process
 

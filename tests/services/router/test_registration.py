@@ -87,7 +87,8 @@ async def test_another_incarnation_must_be_there_to_replace_one(cluster: RouterC
 async def test_registering_again_under_load_changes_nothing(cluster: RouterCluster) -> None:
     stream = asyncio.create_task(cluster.ask(request(max_tokens=300)))
     for _ in range(50):
-        await cluster.stub.Register(router_pb2.RegisterRequest(machine=await known(cluster)))
+        renewed = await cluster.stub.Register(router_pb2.RegisterRequest(machine=await known(cluster)))
+        assert renewed.lease_ms > renewed.heartbeat_ms > 0
     answer = await stream
     assert (answer.ids, answer.finished.restarts) == (expected(300), 0)
     assert len((await cluster.describe()).machines) == 6

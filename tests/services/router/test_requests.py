@@ -99,31 +99,15 @@ async def test_equal_client_ids_are_two_requests(cluster: RouterCluster) -> None
     assert (one.ids, two.ids) == (expected(10, PROMPT[:40]), expected(10, PROMPT[:50]))
 
 
+# What HTTP cannot carry; the fields that both have are refused in tests/services/requests.
 BAD: list[tuple[Any, str, str]] = [
-    (request("x", temperature=-1), "INVALID_ARGUMENT", "sampling.temperature"),
     (request("x", temperature=float("nan")), "INVALID_ARGUMENT", "sampling.temperature"),
-    (request("x", top_p=2), "INVALID_ARGUMENT", "sampling.top_p"),
-    (request("x", top_p=0), "INVALID_ARGUMENT", "sampling.top_p"),
-    (request("x", top_k=-5), "INVALID_ARGUMENT", "sampling.top_k"),
-    (request("x", min_p=1.5), "INVALID_ARGUMENT", "sampling.min_p"),
-    (request("x", presence_penalty=3), "INVALID_ARGUMENT", "sampling.presence_penalty"),
-    (request("x", repetition_penalty=0), "INVALID_ARGUMENT", "sampling.repetition_penalty"),
-    (request("x", max_tokens=0), "INVALID_ARGUMENT", "sampling.max_tokens"),
-    (request("x", max_tokens=2, min_tokens=3), "INVALID_ARGUMENT", "sampling.min_tokens"),
-    (request("x", n=2), "INVALID_ARGUMENT", "sampling.n"),
-    (request("x", logprobs=21), "INVALID_ARGUMENT", "sampling.logprobs"),
     (request("x", stop=[b"a", b"a\xff"]), "INVALID_ARGUMENT", "sampling.stop[1]"),
-    (request("x", stop=[b""]), "INVALID_ARGUMENT", "sampling.stop[0]"),
     (request("x", stop=[b"a"] * 17), "INVALID_ARGUMENT", "sampling.stop"),
     (request("x", stop_token_ids=[5, 32_000]), "INVALID_ARGUMENT", "sampling.stop_token_ids[1]"),
     (request("x", logit_bias={5: 101}), "INVALID_ARGUMENT", "sampling.logit_bias[5]"),
-    (request(""), "INVALID_ARGUMENT", "text"),
-    (request([]), "INVALID_ARGUMENT", "token_ids.ids"),
-    (request([1, 2, 32_000]), "INVALID_ARGUMENT", "token_ids.ids[2]"),
     (request("x", model="unknown"), "NOT_FOUND", "model"),
     (request("x", model=""), "NOT_FOUND", "model"),
-    (request(PROMPT, max_tokens=LIMIT - len(PROMPT) + 1), "INVALID_ARGUMENT", "sampling.max_tokens"),
-    (request([1] * LIMIT), "INVALID_ARGUMENT", "token_ids.ids"),
     (request("x" * 6_000_000), "INVALID_ARGUMENT", "text"),
     (request([1] * 2_000_000), "INVALID_ARGUMENT", "token_ids.ids"),
     (router_pb2.GenerateRequest(model="emulated"), "INVALID_ARGUMENT", "prompt"),
@@ -133,8 +117,6 @@ BAD: list[tuple[Any, str, str]] = [
      "INVALID_ARGUMENT", "transfer_mode"),
     (router_pb2.GenerateRequest(model="emulated", chat={"messages": []}),
      "INVALID_ARGUMENT", "chat.messages"),
-    (router_pb2.GenerateRequest(model="emulated", chat={"messages": [{"role": "judge", "content": "x"}]}),
-     "INVALID_ARGUMENT", "chat.messages[0].role"),
 ]  # fmt: skip
 
 
