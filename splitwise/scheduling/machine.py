@@ -111,11 +111,14 @@ class Batch(Generic[Key]):
     sequences: int = 0  # in the token phase
     context: int = 0  # tokens whose KV the token phases read
     sat_out: tuple[Key, ...] = ()  # token phases for which there was no room
-    evicted: tuple[Key, ...] = ()  # their KV is given up; it is computed again when memory is there
 
 
 class MachineScheduler(Generic[Key]):
-    """The queues of one machine. Keys are the engine's names for work."""
+    """The queues of one machine. Keys are the engine's names for work.
+
+    Before each iteration: `make_room`, `admit`, `next_batch`; after it `complete`. `reserve`
+    whenever a token phase was added or memory became free.
+    """
 
     def __init__(self, limits: MachineLimits, memory: Memory[Key]) -> None:
         self.limits = limits
@@ -185,7 +188,7 @@ class MachineScheduler(Generic[Key]):
     # ---- memory
 
     def admit(self) -> list[Key]:
-        """Give memory to who waits: prompts first, each kind in order of arrival; returns who has it now."""
+        """Give memory to prompts, and the evicted before them, in order; returns who has it now."""
         admitted: list[Key] = []
         for key in list(self._waiting):
             leave = self.limits.headroom if self._arrivals and self._prompts_hold() else 0
@@ -195,14 +198,19 @@ class MachineScheduler(Generic[Key]):
                 admitted.append(key)
             elif not lets_pass(self._table, self._works[key].row):
                 break
+        return admitted
+
+    def reserve(self) -> list[Key]:
+        """Give memory to token phases whose KV is to arrive, in order; returns who has it now."""
+        reserved: list[Key] = []
         while self._arrivals and self._places() > 0:
             key = self._arrivals[0]
             leave = self.limits.headroom if self._count(lambda w: w.stage is Stage.ARRIVING) else 0
             if not self._begin(key, leave, Stage.ARRIVING):
                 break
             self._arrivals.pop(0)
-            admitted.append(key)
-        return admitted
+            reserved.append(key)
+        return reserved
 
     def _count(self, chosen: Callable[[_Work], bool]) -> int:
         return sum(chosen(work) for work in self._works.values())
@@ -225,8 +233,11 @@ class MachineScheduler(Generic[Key]):
         work.stage = stage
         return True
 
-    def _make_room(self) -> tuple[Key, ...]:
-        """Give every token phase the block that its next token needs; returns who was evicted for it."""
+    def make_room(self) -> list[Key]:
+        """Give every token phase the block that its next token needs; returns who was evicted for it.
+
+        The evicted have given their KV up; it is computed again when there is memory.
+        """
         size, evicted = self.limits.block_tokens, []
         while self._phases:
             phases = np.array(self._phases, np.int32)
@@ -241,7 +252,7 @@ class MachineScheduler(Generic[Key]):
             if missing > 0:
                 self._memory.grow(self._keys[row], missing)
                 self._table[row, BLOCKS] += missing
-        return tuple(evicted)
+        return evicted
 
     def _evict(self, row: int) -> Key:
         key = self._keys[row]
@@ -263,8 +274,7 @@ class MachineScheduler(Generic[Key]):
         self._phases.append(work.row)
 
     def next_batch(self) -> Batch[Key]:
-        """Make room for every token phase's next token, and choose what runs. `admit` comes first."""
-        evicted = self._make_room()
+        """Choose what runs next."""
         limits, table = self.limits, self._table
         prompts, phases = (np.array(rows, np.int32) for rows in (self._prompts, self._phases))
         taken, _ = form_batch(
@@ -279,7 +289,6 @@ class MachineScheduler(Generic[Key]):
             sequences=len(active),
             context=int(table[active, KNOWN].sum()),
             sat_out=tuple(self._keys[row] for row in self._phases if not table[row, TAKEN]),
-            evicted=evicted,
         )
 
     def complete(self, batch: Batch[Key]) -> list[Key]:

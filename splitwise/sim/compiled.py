@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Kernel = TypeVar("Kernel", bound="Callable[..., Any]")
 
 _PACKAGE = Path(__file__).parents[1]
-_MARKS = (b"@compiled", b"@kernel", b"StructRef", b"njit")  # what only files with compiled code hold
+_MARKS = (b"@compiled", b"@kernel", b"register_model", b"njit")  # what only files with compiled code hold
 
 
 @lru_cache(maxsize=1)

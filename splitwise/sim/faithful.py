@@ -393,7 +393,8 @@ def _report_again(sim: Sim, machine: int, now: float, more: bool) -> None:
 
 
 @compiled
-def _handle(sim: Sim, now: float, kind: int, subject: int, version: int, arrived: int) -> None:
+def handle(sim: Sim, now: float, kind: int, subject: int, version: int, arrived: int) -> None:
+    """Carry out one event; the first `arrived` requests have arrived."""
     world = sim.world
     if kind == ITERATION:
         if version == world.whole[VERSION, subject]:
@@ -435,5 +436,5 @@ def run_faithful(sim: Sim, arrival: NDArray[np.float64], until: float) -> int:
         now, kind, subject, version = pop(world)
         if now > until:
             break
-        _handle(sim, now, kind, subject, version, job)
+        handle(sim, now, kind, subject, version, job)
     return -1 if out_of_room(world) else events

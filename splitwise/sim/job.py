@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba.experimental import structref
 
 from splitwise.scheduling import batching
 from splitwise.scheduling.arrays import ClusterState, install, new_state
 from splitwise.scheduling.policies import new_limits
-from splitwise.sim.passed import Passed, SimType
+from splitwise.sim.passed import Passed
 from splitwise.sim.world import World, new_world
 
 if TYPE_CHECKING:
@@ -73,9 +72,6 @@ class Sim(Passed):
     world: World
     cluster: ClusterState
     limits: NDArray[np.int64]
-
-
-structref.define_proxy(Sim, SimType, list(Sim.__annotations__))
 
 
 def new_sim(

@@ -1,50 +1,140 @@
-"""Structures that compiled functions receive as one pointer.
+"""Structures that compiled functions receive as one pointer, and nothing else.
 
-A named tuple of arrays is handed over array by array at every call, which made a loop
-over twenty arrays twenty times slower and minutes long to compile. A structure made
-here is one argument however much it holds.
+A named tuple of arrays is handed over array by array at every call, which made a loop over
+twenty arrays twenty times slower and minutes long to compile. Numba's own structures
+(``structref``) are one argument, but count references to themselves and to each array
+whenever a field is read, and that took two thirds of a simulation's time. A `Passed` is
+the bare address of a block of memory with the arrays' descriptions in it. Nothing is
+counted: the arrays and the block live as long as the Python object does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from numba import config, types
-from numba.experimental import structref
+import numpy as np
+from numba import config, typeof, types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import NativeValue, intrinsic, register_model, typeof_impl, unbox
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from splitwise.sim.compiled import compiled
 
-
-class _Passed(types.StructRef):  # type: ignore[misc]
-    """Numba's view of a structure; field types come from the values it is made with."""
-
-    def preprocess_fields(self, fields: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-        """Forget literal values, which would make every value a type of its own."""
-        return tuple((name, types.unliteral(kind)) for name, kind in fields)
+_BYTES_PER_FIELD = 1024  # more than the description of any array or tuple of arrays here
 
 
-@structref.register
-class WorldType(_Passed):
-    """Numba's type of `World`."""
+class _Block(types.Type):  # type: ignore[misc]
+    """What lies at the address: values of these kinds."""
+
+    def __init__(self, kinds: tuple[Any, ...]) -> None:
+        self.kinds = tuple(types.unliteral(kind) for kind in kinds)
+        super().__init__(name=f"Block{self.kinds}")
 
 
-@structref.register
-class SimType(_Passed):
-    """Numba's type of `Sim`."""
+class _PassedType(types.Type):  # type: ignore[misc]
+    """Numba's view of a `Passed`."""
+
+    def __init__(self, names: tuple[str, ...], block: _Block) -> None:
+        self.names, self.dtype = names, block
+        super().__init__(name=f"Passed({names}, {block})")
 
 
-class Passed(structref.StructRefProxy):  # type: ignore[misc]
-    """Base of the structures as Python sees them; make them with `make`."""
+@register_model(_Block)
+class _BlockModel(models.StructModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: _Block) -> None:
+        super().__init__(manager, kind, [(f"field{n}", part) for n, part in enumerate(kind.kinds)])
+
+
+register_model(_PassedType)(models.PointerModel)
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):  # type: ignore[misc]
+    key = _PassedType
+
+    def generic_resolve(self, passed: _PassedType, name: str) -> Any:
+        return passed.dtype.kinds[passed.names.index(name)] if name in passed.names else None
+
+
+@lower_getattr_generic(_PassedType)  # type: ignore[untyped-decorator]
+def _read_field(context: Any, builder: Any, passed: _PassedType, address: Any, name: str) -> Any:
+    block = cgutils.create_struct_proxy(passed.dtype)(context, builder, ref=address)
+    return getattr(block, f"field{passed.names.index(name)}")
+
+
+def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Emit code for `value` with the owner of every array in it taken out."""
+    if isinstance(kind, types.BaseTuple):
+        parts = zip(kind, cgutils.unpack_tuple(builder, value), strict=True)
+        return context.make_tuple(
+            builder, kind, [_without_owner(context, builder, part, got) for part, got in parts]
+        )
+    if isinstance(kind, types.Array):
+        array = context.make_array(kind)(context, builder, value)
+        array.meminfo = cgutils.get_null_value(array.meminfo.type)
+        array.parent = cgutils.get_null_value(array.parent.type)
+        return array._getvalue()  # noqa: SLF001 - numba's own way to read such a view
+    return value
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _write(_typing: Any, address: Any, values: Any) -> Any:
+    kind = _Block(tuple(values))
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        if context.get_abi_sizeof(context.get_value_type(kind)) > _BYTES_PER_FIELD * len(kind.kinds):
+            raise TypeError(f"{kind} needs more than {_BYTES_PER_FIELD} bytes per field")
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(kind).as_pointer())
+        block = cgutils.create_struct_proxy(kind)(context, builder, ref=pointer)
+        for number, value in enumerate(cgutils.unpack_tuple(builder, arguments[1])):
+            setattr(block, f"field{number}", _without_owner(context, builder, kind.kinds[number], value))
+        return context.get_dummy_value()
+
+    return types.none(address, values), emit
+
+
+@compiled
+def _fill(address: int, values: tuple[Any, ...]) -> None:
+    _write(address, values)
+
+
+class Passed:
+    """Base of the structures as Python sees them; make them with `make`.
+
+    A subclass's annotations name the fields. In compiled code they can be read, and arrays
+    in them written to.
+    """
 
     @classmethod
     def make(cls, *values: Any) -> Self:
-        """Return a structure of `values`, in the order of the class's annotations.
-
-        The values stay readable as attributes: reading through numba would cost Python
-        one compiled function per field. Where nothing is compiled they are all there is.
-        """
-        made: Self = object.__new__(cls) if config.DISABLE_JIT else cls(*values)
-        for name, value in zip(cls.__annotations__, values, strict=True):
+        """Return a structure of `values`, in the order of the class's annotations."""
+        made = cls()
+        names = tuple(cls.__annotations__)
+        for name, value in zip(names, values, strict=True):
             setattr(made, name, value)
+        made._locate(names, values)
         return made
+
+    def _locate(self, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
+        """Write the block that compiled code reads; where nothing is compiled, nobody needs it."""
+        if config.DISABLE_JIT:
+            return
+        self._block = np.zeros(_BYTES_PER_FIELD * len(values), np.uint8)
+        self.address = int(self._block.ctypes.data)
+        self.numba_type = _PassedType(names, _Block(tuple(typeof(value) for value in values)))
+        _fill(self.address, values)
+
+
+@typeof_impl.register(Passed)  # type: ignore[untyped-decorator]
+def _type_of(passed: Passed, _context: Any) -> _PassedType:
+    return passed.numba_type
+
+
+@unbox(_PassedType)  # type: ignore[untyped-decorator]
+def _address_of(kind: _PassedType, passed: Any, c: Any) -> NativeValue:
+    number = c.pyapi.object_getattr_string(passed, "address")
+    pointer = c.pyapi.long_as_voidptr(number)
+    c.pyapi.decref(number)
+    return NativeValue(c.builder.bitcast(pointer, c.context.get_value_type(kind)))

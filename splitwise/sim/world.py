@@ -16,10 +16,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba.experimental import structref
 
 from splitwise.sim.compiled import compiled
-from splitwise.sim.passed import Passed, WorldType
+from splitwise.sim.passed import Passed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,9 +72,6 @@ class World(Passed):
     rows: NDArray[np.float64]
     setup: NDArray[np.int64]
     rates: NDArray[np.float64]
-
-
-structref.define_proxy(World, WorldType, list(World.__annotations__))
 
 
 def new_world(

@@ -25,7 +25,6 @@ from services.kvd.client import Failed, KvdClient, Received, Released, push_entr
 from splitwise.kv.identity import TransferKey, transfer_key
 from splitwise.scheduling.arrays import NONE
 from splitwise.scheduling.machine import Batch, MachineLimits, MachineScheduler
-from splitwise.scheduling.machine import Stage as Place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +104,7 @@ class EmulatedMachine:
         self.scheduler.add_token(
             sequence, len(sequence.tokens), min(len(sequence.tokens) + output, self._longest)
         )
-        self._admit()
+        self._reserve_blocks()
         return sequence
 
     def _new(self, work: PromptWork | TokenWork, *, token_side: bool) -> Sequence:
@@ -184,13 +183,10 @@ class EmulatedMachine:
         """Tokens of the longest request that fits model and memory."""
         return min(self.settings.max_model_len, self.settings.kv_blocks * self.settings.block_tokens)
 
-    def _admit(self) -> None:
-        """Let waiting work have memory; the KV of arriving token phases may then be sent."""
-        for sequence in self.scheduler.admit():
-            if self.scheduler.stage(sequence) is Place.ARRIVING:
-                self._reserve(sequence, self._sources[sequence])
-            else:
-                sequence.stage = Stage.RUNNING
+    def _reserve_blocks(self) -> None:
+        """Let token phases have memory to which their KV may be sent."""
+        for sequence in self.scheduler.reserve():
+            self._reserve(sequence, self._sources[sequence])
 
     @property
     def free(self) -> int:
@@ -259,9 +255,12 @@ class EmulatedMachine:
 
     def begin(self) -> Iteration | None:
         """Form the next batch and announce its pushes; None when there is nothing to compute."""
-        self._admit()
+        self.preemptions += len(self.scheduler.make_room())
+        for sequence in self.scheduler.admit():
+            sequence.stage = Stage.RUNNING
+        self._reserve_blocks()
         batch = self.scheduler.next_batch()
-        self.preemptions += len(batch.sat_out) + len(batch.evicted)
+        self.preemptions += len(batch.sat_out)
         if not batch.parts:
             return None
         self._in_batch = {sequence for sequence, _ in batch.parts}

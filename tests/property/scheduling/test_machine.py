@@ -55,6 +55,7 @@ class Machine:
         self.arrived: list[str] = []
         self.began: list[str] = []
         self.done: set[str] = set()
+        self.evicted: set[str] = set()
 
     def add(self, prompt: int, output: int, most: int, *, token_side: bool) -> None:
         key = f"w{len(self.arrived)}"
@@ -74,7 +75,7 @@ class Machine:
         return {key for key in self.left if self.scheduler.stage(key) is stage}
 
     def iterate(self, *, arrive: bool = True) -> Batch[str]:
-        self.scheduler.admit()
+        self.scheduler.reserve()
         for key in sorted(self.at(Stage.ARRIVING)) if arrive else ():
             if self.left[key] == 0:
                 self.end(key)
@@ -82,6 +83,8 @@ class Machine:
                 self.scheduler.ready(key)
                 self.known[key] += 1
         phases = self.at(Stage.TOKEN)
+        self.evicted = set(self.scheduler.make_room())
+        self.scheduler.admit()
         batch = self.scheduler.next_batch()
         self.check_batch(batch, phases)
         for key in self.scheduler.complete(batch):
@@ -100,10 +103,10 @@ class Machine:
 
     def check_batch(self, batch: Batch[str], phases: set[str]) -> None:
         ran = {key for key, _ in batch.parts}
-        assert phases - ran == {*batch.sat_out, *batch.evicted}
+        assert phases - ran == {*batch.sat_out, *self.evicted}
         self.preempted.update(phases - ran)
         assert max(self.preempted.values(), default=0) <= self.limits.max_preemptions
-        prompts = {key: n for key, n in batch.parts if key not in phases}
+        prompts = {key: n for key, n in batch.parts if key not in phases or key in self.evicted}
         assert sum(prompts.values()) == batch.prompt_tokens
         assert len(prompts) == batch.prompt_sequences
         assert batch.sequences == len(ran & phases) <= self.limits.max_running
@@ -183,7 +186,7 @@ def test_the_rules_meet_every_kind_of_preemption() -> None:
             machine.add(5 + number % 20, 30, 60, token_side=number % 2 == 0)
         batch = machine.iterate()
         sat_out += len(batch.sat_out)
-        evicted += len(batch.evicted)
+        evicted += len(machine.evicted)
     assert sat_out > 20
     assert evicted > 20
     assert max(machine.preempted.values()) == 3
@@ -211,10 +214,11 @@ def test_memory_is_taken_as_the_output_grows() -> None:
     blocks = Blocks(10)
     machine = MachineScheduler(MachineLimits(4, 100, 8), blocks)
     machine.add_token("a", 4, 34)
-    machine.admit()
+    assert machine.reserve() == ["a"]
     used = [10 - blocks.free]
     machine.ready("a")
     for _ in range(9):
+        assert machine.make_room() == []
         machine.complete(machine.next_batch())
         used.append(10 - blocks.free)
     assert used == [1, 2, 2, 2, 2, 3, 3, 3, 3, 4]
@@ -225,15 +229,14 @@ def test_the_newest_gives_way_lets_others_pass_and_comes_back_first() -> None:
     machine = MachineScheduler(MachineLimits(4, 100, 8, 2), blocks)
     for key in ("old", "new"):
         machine.add_token(key, 7, 17)
-    machine.admit()
+    assert machine.reserve() == ["old", "new"]
     machine.ready("old")
     machine.ready("new")
-    evicted: tuple[str, ...] = ()
+    evicted: list[str] = []
     while not evicted:
-        batch = machine.next_batch()
-        evicted = batch.evicted
-        machine.complete(batch)
-    assert evicted == ("new",)
+        evicted = machine.make_room()
+        machine.complete(machine.next_batch())
+    assert evicted == ["new"]
     for key, tokens in (("small", 8), ("big", 15), ("behind", 2)):
         machine.add_prompt(key, tokens)
     assert machine.admit() == ["small"]  # "new" lets it pass; nobody passes "big"

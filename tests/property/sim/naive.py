@@ -114,6 +114,10 @@ class Naive:
                 self.cancel(self.jobs[int(decision.request_id)], decision.phase)
             elif isinstance(decision, decisions.Restart):
                 self.jobs[int(decision.request_id)].restarts += 1
+        self.note_borrowed()
+
+    def note_borrowed(self) -> None:
+        """Let the scheduler look at the clock when borrowed machines may go home."""
         rows = self.scheduler.fleet.state.machines
         for slot in self.scheduler.fleet.borrowed if self.scheduler.settings.borrow_hold else ():
             due = int(rows[arrays.FOREIGN_AT_US, slot]) + round(self.scheduler.settings.borrow_hold * 1e6)
@@ -133,18 +137,19 @@ class Naive:
             self.handle(replace(event, at=self.now))
 
     def assign(self, decision: decisions.Assign) -> None:
-        job = self.jobs[int(decision.request_id)]
         request = self.scheduler.request(decision.request_id)
         assert request is not None
-        assert request.prompt is not None
-        job.attempt = decision.attempt
-        job.pair = (int(decision.prompt_machine), int(decision.token_machine))
+        pair = (int(decision.prompt_machine), int(decision.token_machine))
+        job = self.jobs[int(decision.request_id)]
+        self.begin(job, decision.attempt, pair, token_phase=request.token is not None)
+
+    def begin(self, job: Job, attempt: int, pair: tuple[int, int], *, token_phase: bool) -> None:
+        job.attempt, job.pair = attempt, pair
         job.prompt_stage, job.token_stage = "waiting", ""
         job.prompt_blocks, job.token_blocks, job.given_way = 0, 0, 0
-        prompt, token = self.boxes[job.pair[0]], self.boxes[job.pair[1]]
-        if request.token is not None:
-            job.token_stage = "reserved"
-            job.token_blocks = self.blocks(job.context)
+        prompt, token = self.boxes[pair[0]], self.boxes[pair[1]]
+        if token_phase:
+            job.token_stage, job.token_blocks = "reserved", self.blocks(job.context)
             token.used += job.token_blocks
         prompt.wait.append(job)
         self.wake(prompt)
