@@ -14,6 +14,7 @@ from services.engine.vllm import VllmSettings
 from splitwise.errors import ConfigError
 from splitwise.models import ModelFolder, prepare_default_model
 from tests.vllm.harness import Node, Split
+from tests.vllm.reference import PlainEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -48,6 +49,13 @@ def settings(model: ModelFolder, **changes: object) -> VllmSettings:
             **changes,
         }
     )
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def plain(model: ModelFolder) -> AsyncIterator[PlainEngine]:
+    engine = PlainEngine(model.path)
+    yield engine
+    await engine.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

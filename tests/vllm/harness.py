@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-import sys
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -71,6 +69,12 @@ class Node:
             while self.engine.load().kv_blocks_used:  # noqa: ASYNC110 - the figures are in shared memory
                 await asyncio.sleep(0.02)
 
+    async def forget_prefixes(self) -> None:
+        await self.until_empty()
+        llm = self.engine._llm
+        assert llm is not None
+        assert await llm.reset_prefix_cache(), "blocks are still held"
+
     async def until_able(self) -> None:
         async with asyncio.timeout(PATIENCE):
             while self.engine.failure() is not None:  # noqa: ASYNC110
@@ -129,6 +133,11 @@ class Split:
     async def until_empty(self) -> None:
         await asyncio.gather(self.prompt.until_empty(), self.token.until_empty())
 
+    async def forget_prefixes(self) -> None:
+        """Empty both sides' prefix caches, so that the next prompt is computed whatever came before."""
+        for node in {self.prompt.name: self.prompt, self.token.name: self.token}.values():
+            await node.forget_prefixes()
+
 
 async def collect(outputs: AsyncIterator[TokenOutput]) -> list[TokenOutput]:
     return [output async for output in outputs]
@@ -144,18 +153,3 @@ async def take(outputs: AsyncIterator[TokenOutput], count: int) -> list[TokenOut
                 if len(taken) == count:
                     break
     return taken
-
-
-async def reference(model: Path, requests: list[dict[str, Any]], **arguments: Any) -> list[list[int]]:
-    """Return what one plain vLLM engine makes of each request by itself: ``tokens``, ``max_tokens``."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.vllm.plain_engine"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 24,
-    )
-    job = json.dumps({"model": str(model), "requests": requests, "arguments": arguments})
-    output, _ = await process.communicate(job.encode())
-    assert process.returncode == 0
-    answer: list[list[int]] = json.loads(output.splitlines()[-1])
-    return answer

@@ -1,4 +1,7 @@
-"""One vLLM engine as anyone would run it: a job as JSON on stdin, token ids as JSON on the last line."""
+"""One vLLM engine as anyone would run it: a request as a line of JSON in, its token ids as a line out.
+
+Started with the arguments of vLLM's ``LLM`` as JSON; ends with its standard input.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,16 @@ def main() -> None:
         HF_HUB_OFFLINE="1",
         VLLM_LOGGING_LEVEL="ERROR",
     )
-    job = json.load(sys.stdin)
     from vllm import LLM, SamplingParams
 
-    engine = LLM(model=job["model"], enforce_eager=True, enable_prefix_caching=False, **job["arguments"])
-    answers = []
-    for request in job["requests"]:
+    engine = LLM(enforce_eager=True, enable_prefix_caching=False, **json.loads(sys.argv[1]))
+    for line in sys.stdin:
+        request = json.loads(line)
         wanted = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, **request["sampling"]}
         bias = {int(token): value for token, value in wanted.pop("logit_bias", {}).items()}
         sampling = SamplingParams(**wanted, logit_bias=bias or None)
         (output,) = engine.generate({"prompt_token_ids": request["tokens"]}, sampling, use_tqdm=False)
-        answers.append(list(output.outputs[0].token_ids))
-    print()
-    print(json.dumps(answers))
+        print(json.dumps({"answer": list(output.outputs[0].token_ids)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
+NEVER_MS = 3_600_000  # a lease that no test outlives
 MOMENTS = (0.002, 0.02, 0.1, 0.5, 1.5)  # seconds: queued, in the first pass, between chunks, decoding
 
 
@@ -115,36 +116,23 @@ async def test_a_transfer_is_never_used_twice(split: Split) -> None:
         await collect(split.token.engine.run_token(token_work))
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("side", ["prompt", "token"])
-async def test_a_daemon_is_killed(split: Split, side: str) -> None:
-    """Open transfers fail, the engine goes on, and finds the next daemon.
-
-    The other daemon may take until the lease's end to give back the prompt's blocks.
-    """
+async def test_a_daemon_is_killed(split: Split, side: str, seconds: float) -> None:
+    """Open transfers fail at once, long before their lease, and the next daemon serves its first transfer."""
     node: Node = getattr(split, side)
-    prompt_work, token_work = split.works(prompt(1500, seed=13 + len(side)), greedy(20), lease_ms=10_000)
+    tokens = prompt(1500, seed=1300 + int(10 * seconds) + len(side))
+    prompt_work, token_work = split.works(tokens, greedy(20), lease_ms=NEVER_MS)
     first = asyncio.create_task(collect(split.prompt.engine.run_prompt(prompt_work)))
     later = asyncio.create_task(collect(split.token.engine.run_token(token_work)))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(seconds)
     await node.daemon.kill(signal.SIGKILL)
     with pytest.raises(TransferFailedError):
-        await asyncio.wait_for(later, 60)
-    assert len(await asyncio.wait_for(first, 60)) == 1
+        await asyncio.wait_for(later, PATIENCE)
+    first.cancel()  # as the router does: a daemon that died before its grant will never send one
+    with suppress(asyncio.CancelledError):
+        await first
+    await split.until_empty()
     await node.daemon.start()
     await node.until_able()
-    await split.until_empty()
-    await until_reconnected(split)
     await still_right(split)
-
-
-async def until_reconnected(split: Split) -> None:
-    """Wait until the daemons have found each other again; until then transfers fail, never wrongly."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            try:
-                await split.run(prompt(40), greedy(2))
-            except TransferFailedError:
-                await split.until_empty()
-                await asyncio.sleep(0.2)
-            else:
-                return

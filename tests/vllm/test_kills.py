@@ -8,7 +8,6 @@ import signal
 import sys
 import tempfile
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,9 +17,11 @@ from services.engine.vllm.folder import PREFIX, EngineFolder
 from tests.services.emulated.cluster import Daemon
 from tests.vllm.conftest import settings
 from tests.vllm.harness import PATIENCE
+from tests.vllm.shared_memory import nothing_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from splitwise.models import ModelFolder
 
@@ -77,23 +78,9 @@ def folders(base: Path) -> list[Path]:
     return list(base.glob(f"{PREFIX}*"))
 
 
-@asynccontextmanager
-async def nothing_left(folder: Path) -> AsyncIterator[None]:
-    """Wait afterwards until shared memory holds nothing that was made since `folder` was."""
-    yield
-    await until(lambda: not any(_younger(entry, folder) for entry in Path("/dev/shm").iterdir()))
-
-
-def _younger(entry: Path, folder: Path) -> bool:
-    try:
-        return entry.stat().st_ctime >= folder.stat().st_ctime
-    except FileNotFoundError:
-        return False
-
-
 async def test_the_engine_core_is_killed(model: ModelFolder, short: Path) -> None:
     """The front says so at once, closes without hanging, and removes the folder."""
-    async with nothing_left(short), front(model, short) as process:
+    async with nothing_left(), front(model, short) as process:
         family = psutil.Process(process.pid).children(recursive=True)
         core_of(process).send_signal(signal.SIGKILL)
         assert b"core died" in await line(process, b"failure")
@@ -105,7 +92,7 @@ async def test_the_engine_core_is_killed(model: ModelFolder, short: Path) -> Non
 
 async def test_the_front_is_killed(model: ModelFolder, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The core ends itself; the folder goes when the next engine starts."""
-    async with nothing_left(short), front(model, short) as process:
+    async with nothing_left(), front(model, short) as process:
         family = psutil.Process(process.pid).children(recursive=True)
         assert core_of(process) in family
         process.send_signal(signal.SIGKILL)

@@ -1,4 +1,8 @@
-"""The split makes the tokens that one engine makes."""
+"""The split makes the tokens that one plain engine makes, however it comes by them.
+
+The crossed cases: prompts in chunks of 512 tokens and in one pass; layer-wise and serialized;
+one request and 16 at a time; computed, and found in the prefix caches of both sides.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,22 @@ import pytest
 import pytest_asyncio
 
 from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_LAYERWISE, TRANSFER_MODE_SERIALIZED
-from tests.vllm.harness import Node, Split, greedy, prompt, reference
+from tests.vllm.conftest import settings
+from tests.vllm.harness import Node, Split, greedy, prompt
 
 if TYPE_CHECKING:
-    from splitwise.models import ModelFolder
+    from collections.abc import AsyncIterator
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
+    from splitwise.models import ModelFolder
+    from tests.vllm.reference import PlainEngine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 500, 1500, 4000)
-MADE = 12
+SIXTEEN = (*LENGTHS, 34, 64, 65, 100, 200, 501)
+MODES = {"layerwise": TRANSFER_MODE_LAYERWISE, "serialized": TRANSFER_MODE_SERIALIZED}
+BLOCK = 32
+MADE = 8
 # Each depends on what was made before, the first token included.
 PENALTIES: tuple[dict[str, Any], ...] = (
     {"presence_penalty": 1.5},
@@ -28,87 +39,102 @@ PENALTIES: tuple[dict[str, Any], ...] = (
 )
 
 
+def tokens_of(length: int) -> list[int]:
+    """Return a prompt that shares no prefix with those of other lengths."""
+    return prompt(length, seed=length)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def one_engine(model: ModelFolder) -> dict[int, list[int]]:
-    """Token ids that a plain engine makes after prompts of each length; -1 and on: `PENALTIES`."""
-    requests: list[dict[str, Any]] = [
-        {"tokens": prompt(length), "sampling": {"max_tokens": MADE}} for length in LENGTHS
-    ]
-    requests += [
-        {"tokens": prompt(48, seed=5), "sampling": {"max_tokens": MADE, **penalty}} for penalty in PENALTIES
-    ]
-    answers = await reference(
-        model.path,
-        requests,
-        dtype="float32",
-        block_size=32,
-        max_model_len=4224,
-        max_num_batched_tokens=4224,
-        kv_cache_memory_bytes=512 << 20,
-    )
-    numbers = (-1 - at for at in range(len(PENALTIES)))
-    return dict(zip((*LENGTHS, *numbers), answers, strict=True))
+async def whole(model: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """A node whose engine computes the longest prompt in one pass."""
+    node = Node(tmp_path_factory.mktemp("whole"), "whole", settings(model, max_batch_tokens=4224))
+    try:
+        await node.start()
+        yield node
+    finally:
+        await node.stop()
 
 
+@pytest.fixture(params=["chunked", "whole"])
+def crossed(request: pytest.FixtureRequest, pair: tuple[Node, Node]) -> Split:
+    """A prompt machine of either kind before the same token machine."""
+    left, right = pair
+    return Split(left if request.param == "chunked" else request.getfixturevalue("whole"), right)
+
+
+def cached(length: int) -> int:
+    """Return how many tokens of a prompt a prefix cache that knows it gives: whole blocks, not the last."""
+    return (length - 1) // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("length", LENGTHS)
-async def test_layerwise(split: Split, one_engine: dict[int, list[int]], length: int) -> None:
-    """Prompts of 1,500 and 4,000 tokens are computed in several chunks, the others in one."""
-    outcome = await split.run(prompt(length), greedy(MADE), TRANSFER_MODE_LAYERWISE)
-    assert outcome.tokens == one_engine[length]
-    assert outcome.later[-1].finish == "length"
-
-
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 500, 1500])
-async def test_serialized_with_hits(split: Split, one_engine: dict[int, list[int]], length: int) -> None:
-    """The same prompts again: both prefix caches hold them."""
-    outcome = await split.run(prompt(length), greedy(MADE), TRANSFER_MODE_SERIALIZED)
-    assert outcome.tokens == one_engine[length]
-    if length > 32:
-        assert outcome.first.cached_prompt_tokens >= (length - 1) // 32 * 32
-
-
-@pytest.mark.parametrize("number", range(len(PENALTIES)))
-async def test_penalties_and_limits(split: Split, one_engine: dict[int, list[int]], number: int) -> None:
-    outcome = await split.run(prompt(48, seed=5), greedy(MADE, **PENALTIES[number]))
-    assert outcome.tokens == one_engine[-1 - number]
-
-
-async def test_hits_on_the_prompt_side_only(
-    pair: tuple[Node, Node], one_engine: dict[int, list[int]]
-) -> None:
-    """The first request fills the left cache alone; all its blocks must still reach the right."""
-    left, right = pair
-    tokens = prompt(500, seed=7)
-    alone = await Split(left, left).run(tokens, greedy(MADE))
-    outcome = await Split(left, right).run(tokens, greedy(MADE))
-    assert outcome.first.cached_prompt_tokens == 480
-    assert outcome.tokens == alone.tokens
-
-
-async def test_hits_on_the_token_side_only(pair: tuple[Node, Node]) -> None:
-    left, right = pair
-    tokens = prompt(500, seed=8)
-    alone = await Split(right, right).run(tokens, greedy(MADE))
-    outcome = await Split(left, right).run(tokens, greedy(MADE))
-    assert outcome.first.cached_prompt_tokens == 0
-    assert outcome.tokens == alone.tokens
-
-
-async def test_both_phases_on_one_engine(pair: tuple[Node, Node], one_engine: dict[int, list[int]]) -> None:
-    outcome = await Split(pair[1], pair[1]).run(prompt(1500), greedy(MADE))
-    assert outcome.tokens == one_engine[1500]
-
-
-async def test_the_other_way_round(pair: tuple[Node, Node], one_engine: dict[int, list[int]]) -> None:
-    left, right = pair
-    outcomes = await asyncio.gather(
-        Split(left, right).run(prompt(500), greedy(MADE)), Split(right, left).run(prompt(33), greedy(MADE))
-    )
-    assert [outcome.tokens for outcome in outcomes] == [one_engine[500], one_engine[33]]
+async def test_alone(crossed: Split, plain: PlainEngine, mode: str, length: int) -> None:
+    """Computed first, then found in the prefix caches of both sides."""
+    wanted = await plain.answer(tokens_of(length), max_tokens=MADE)
+    await crossed.forget_prefixes()
+    for known in (0, cached(length)):
+        outcome = await crossed.run(tokens_of(length), greedy(MADE), MODES[mode])
+        assert outcome.first.cached_prompt_tokens == known
+        assert outcome.tokens == wanted
+        assert outcome.later[-1].finish == "length"
 
 
 @pytest.mark.slow
-async def test_sixteen_at_a_time(split: Split, one_engine: dict[int, list[int]]) -> None:
-    lengths = [length for length in LENGTHS if length < 1500] * 2
-    outcomes = await asyncio.gather(*(split.run(prompt(length), greedy(MADE)) for length in lengths))
-    assert [outcome.tokens for outcome in outcomes] == [one_engine[length] for length in lengths]
+@pytest.mark.parametrize("mode", MODES)
+async def test_sixteen_at_a_time(crossed: Split, plain: PlainEngine, mode: str) -> None:
+    prompts = [tokens_of(length) for length in SIXTEEN]
+    wanted = await plain.answers(prompts, max_tokens=MADE)
+    await crossed.forget_prefixes()
+    for hits in (False, True):
+        outcomes = await asyncio.gather(*(crossed.run(p, greedy(MADE), MODES[mode]) for p in prompts))
+        known = [cached(length) if hits else 0 for length in SIXTEEN]
+        assert [outcome.first.cached_prompt_tokens for outcome in outcomes] == known
+        assert [outcome.tokens for outcome in outcomes] == wanted
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_hits_between_requests_of_one_batch(crossed: Split, plain: PlainEngine, mode: str) -> None:
+    """Prompts that begin alike, at once: a block that one computes is pushed for the others as well."""
+    lengths = [length for length in LENGTHS if length <= 500] * 2
+    wanted = await plain.answers([prompt(length) for length in lengths], max_tokens=MADE)
+    await crossed.forget_prefixes()
+    outcomes = await asyncio.gather(
+        *(crossed.run(prompt(length), greedy(MADE), MODES[mode]) for length in lengths)
+    )
+    assert [outcome.tokens for outcome in outcomes] == wanted
+    assert any(outcome.first.cached_prompt_tokens for outcome in outcomes)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("side", ["prompt", "token"])
+async def test_hits_on_one_side_only(split: Split, plain: PlainEngine, side: str, mode: str) -> None:
+    """All blocks must reach a token side that has none of them, also those found in the cache."""
+    tokens = tokens_of(1500)
+    await split.forget_prefixes()
+    node: Node = getattr(split, side)
+    await Split(node, node).run(tokens, greedy(2))
+    outcome = await split.run(tokens, greedy(MADE), MODES[mode])
+    assert outcome.first.cached_prompt_tokens == (cached(1500) if side == "prompt" else 0)
+    assert outcome.tokens == await plain.answer(tokens, max_tokens=MADE)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=lambda penalty: next(iter(penalty)))
+async def test_penalties_and_limits(split: Split, plain: PlainEngine, penalty: dict[str, Any]) -> None:
+    outcome = await split.run(prompt(48, seed=5), greedy(12, **penalty))
+    assert outcome.tokens == await plain.answer(prompt(48, seed=5), max_tokens=12, **penalty)
+
+
+async def test_both_phases_on_one_engine(pair: tuple[Node, Node], plain: PlainEngine) -> None:
+    outcome = await Split(pair[1], pair[1]).run(tokens_of(1500), greedy(MADE))
+    assert outcome.tokens == await plain.answer(tokens_of(1500), max_tokens=MADE)
+
+
+async def test_the_other_way_round(pair: tuple[Node, Node], plain: PlainEngine) -> None:
+    left, right = pair
+    outcomes = await asyncio.gather(
+        Split(left, right).run(tokens_of(500), greedy(MADE)),
+        Split(right, left).run(tokens_of(33), greedy(MADE)),
+    )
+    wanted = await plain.answers([tokens_of(500), tokens_of(33)], max_tokens=MADE)
+    assert [outcome.tokens for outcome in outcomes] == wanted

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.engine.interface import PromptWork, WorkKey, WorkRefusedError
-from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_LAYERWISE, SamplingParams
+from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_LAYERWISE, TRANSFER_MODE_SERIALIZED, SamplingParams
 from tests.vllm.harness import Split, collect, greedy, prompt, take
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
@@ -21,12 +21,23 @@ def biased(token: int, **more: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": 6, "logit_bias": {token: 100.0}, **more})
 
 
-async def test_a_seed_gives_the_same_tokens(split: Split) -> None:
-    sampling = SamplingParams(temperature=1.0, seed=11, max_tokens=10, ignore_eos=True)
-    runs = [await split.run(prompt(40, seed=3), sampling) for _ in range(3)]
-    assert runs[0].tokens == runs[1].tokens == runs[2].tokens
-    other = SamplingParams(temperature=1.0, seed=12, max_tokens=10, ignore_eos=True)
-    assert (await split.run(prompt(40, seed=3), other)).tokens != runs[0].tokens
+def seeded(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed, max_tokens=10, ignore_eos=True)
+
+
+@pytest.mark.parametrize("length", [40, 1500])
+async def test_a_seed_gives_the_same_tokens(split: Split, length: int) -> None:
+    """However often, whichever way the KV cache goes, from whichever side, and whatever else runs."""
+    tokens = prompt(length, seed=3)
+    await split.forget_prefixes()
+    wanted = (await split.run(tokens, seeded(11))).tokens
+    for mode in (TRANSFER_MODE_LAYERWISE, TRANSFER_MODE_SERIALIZED):
+        assert (await split.run(tokens, seeded(11), mode)).tokens == wanted  # found in the caches
+    for other in (Split(split.token, split.prompt), Split(split.token, split.token)):
+        assert (await other.run(tokens, seeded(11))).tokens == wanted
+    several = await asyncio.gather(*(split.run(tokens, seeded(seed)) for seed in [*range(8), *[11] * 8]))
+    assert [outcome.tokens for outcome in several[8:]] == [wanted] * 8
+    assert all(outcome.tokens != wanted for outcome in several[:8])
 
 
 async def test_log_probabilities_include_the_first_token(split: Split) -> None:
