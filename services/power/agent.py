@@ -80,7 +80,7 @@ class PowerAgent:
             get_logger().warning(
                 "power.limits_still_owed", gpus=len(self._kept), remedy="they are set when the GPUs answer"
             )
-        self.description = self._describe()
+        self.describe()
 
     def close(self) -> None:
         """Give every GPU its previous limit."""
@@ -137,6 +137,10 @@ class PowerAgent:
         for uuid in list(self._readings):
             self._read(self._devices[uuid])
         self._feed(Tick(now))
+        return self.describe()
+
+    def describe(self) -> pb.PowerDescription:
+        """Return every GPU as last read, and what is asked of it now."""
         self.description = self._describe()
         return self.description
 

@@ -53,8 +53,11 @@ class Servicer(PowerAgentServicer):
 
     async def Describe(self, request: pb.DescribePowerRequest, context: Context) -> pb.PowerDescription:
         """Return every GPU, as last read."""
-        del request, context
-        return self._agent.description
+        del request
+        try:
+            return await self._worker.run(self._agent.describe)
+        except RemoteError as error:
+            await abort(context, error)
 
     async def Suspend(self, request: pb.SuspendRequest, context: Context) -> pb.PowerDescription:
         """Give all limits back, or allow caps again."""
