@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path  # noqa: TC003 - typer reads it at run time
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from splitwise.sim.compare import Difference
     from splitwise.sim.experiment import Experiment
 
+TABLES = (".csv", ".parquet")
 EXAMPLE = """\
 model: llama2-70b
 machines:
@@ -33,10 +35,19 @@ def simulate(
     requests: Annotated[
         Path | None, typer.Option(help="Write one row per request here: .csv or .parquet (first seed).")
     ] = None,
-    machines: Annotated[Path | None, typer.Option(help="Write one row per machine here: .csv.")] = None,
+    machines: Annotated[
+        Path | None, typer.Option(help="Write one row per machine here: .csv or .parquet (first seed).")
+    ] = None,
     compare: Annotated[
         Path | None,
         typer.Option(help="A router's request log: replay it and say how far the simulation is from it."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes for several seeds; 0: all cores. Results are equal.")
+    ] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Run the seeds on the Ray cluster at this address (or auto). Results are equal."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     example: Annotated[bool, typer.Option(help="Print a config to start from, and stop.")] = False,
@@ -55,7 +66,14 @@ def simulate(
         if compare is not None:
             _compare(config, compare, as_json)
             return
-        _run(config, out, requests, machines, as_json, console)
+        targets = ((out, (".json",)), (requests, TABLES), (machines, TABLES))
+        _check_targets([(path, kinds) for path, kinds in targets if path is not None])
+        experiment = _run(config, workers or os.cpu_count() or 1, ray, console)
+        _write(experiment, out, requests, machines)
+        if as_json:
+            typer.echo(json.dumps(experiment.summary(), indent=2))
+        else:
+            _show(experiment)
     except SplitwiseError as error:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(ExitCode.CONFIG if isinstance(error, ConfigError) else ExitCode.FAILED) from None
@@ -64,35 +82,37 @@ def simulate(
         raise typer.Exit(ExitCode.FAILED) from None
 
 
-def _run(
-    config: Path,
-    out: Path | None,
-    requests: Path | None,
-    machines: Path | None,
-    as_json: bool,
-    console: Console,
-) -> None:
-    from rich.progress import Progress
+def _check_targets(targets: list[tuple[Path, tuple[str, ...]]]) -> None:
+    """Refuse before the simulation what could not be written after it."""
+    from splitwise.sim.export import check_target
 
+    for path, kinds in targets:
+        check_target(path, kinds)
+
+
+def _run(config: Path, processes: int, ray: str | None, console: Console) -> Experiment:
+    from splitwise.cli.progress import Steps
     from splitwise.sim.config import load_config
     from splitwise.sim.experiment import run_experiment
+
+    with Steps(["simulating"], "seeds", console) as steps:
+        return run_experiment(
+            load_config(config),
+            lambda done, total: steps.update("simulating", done, total - done),
+            processes=processes,
+            ray=ray,
+        )
+
+
+def _write(experiment: Experiment, out: Path | None, requests: Path | None, machines: Path | None) -> None:
     from splitwise.sim.export import write_machines, write_requests, write_summary
 
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("simulating", total=None)
-        experiment = run_experiment(
-            load_config(config), lambda done, total: progress.update(task, completed=done, total=total)
-        )
     if out is not None:
         write_summary(experiment, out)
     if requests is not None:
         write_requests(experiment.results[0], requests)
     if machines is not None:
         write_machines(experiment.results[0], machines)
-    if as_json:
-        typer.echo(json.dumps(experiment.summary(), indent=2))
-    else:
-        _show(experiment)
 
 
 def _show(experiment: Experiment) -> None:

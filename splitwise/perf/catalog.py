@@ -17,6 +17,7 @@ A user's YAML file has the same form as the shipped one::
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from splitwise.config.nearest import explain, unknown_keys
 from splitwise.perf.link import LinkModel
 from splitwise.perf.model import CompatTable, Curve, PerformanceModel, PerformanceModelError
 from splitwise.perf.power import PowerModel
@@ -141,7 +143,11 @@ class Catalog:
 def _get(table: Mapping[str, V], name: str, kind: str) -> V:
     found = table.get(name)
     if found is None:
-        raise PerformanceModelError(f"no {kind} {name!r} in the catalogue; known: {', '.join(sorted(table))}")
+        close = difflib.get_close_matches(name, table, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise PerformanceModelError(
+            f"no {kind} {name!r} in the catalogue; {meant}known: {', '.join(sorted(table))}"
+        )
     return found
 
 
@@ -196,8 +202,16 @@ def load_catalog(path: Path) -> Catalog:
         data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise PerformanceModelError(f"{path}: cannot be read as YAML: {error}") from error
-    if not isinstance(data, dict) or not set(data) <= {"hardware", "models", "fits"}:
-        raise PerformanceModelError(f"{path}: may hold hardware, models and fits, nothing else")
+    if not isinstance(data, dict):
+        raise PerformanceModelError(f"{path}: must map hardware, models or fits to their values")
+    return extended(base, data, path)
+
+
+def extended(base: Catalog, data: Mapping[str, Any], path: Path) -> Catalog:
+    """Return a catalogue with the hardware, models and fits of a mapping read from `path` on top."""
+    wrong = unknown_keys(data, ("hardware", "models", "fits"))
+    if wrong:
+        raise PerformanceModelError(f"{path}: {wrong}")
     hardware = {**base.hardware, **_hardware(data.get("hardware") or {}, base.hardware, str(path))}
     models = {**base.models, **_models(data.get("models") or {}, str(path))}
     fits = dict(base.fits)
@@ -252,5 +266,4 @@ def _checked(kind: type[M], values: Mapping[str, Any], where: str) -> M:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise PerformanceModelError(f"{where}: {wrong}") from error
+        raise PerformanceModelError(f"{where}: {explain(error, kind)}") from error

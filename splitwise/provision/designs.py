@@ -6,7 +6,7 @@ types of the catalogue.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import floor
 from typing import TYPE_CHECKING
@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING
 from splitwise.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from splitwise.perf.catalog import Catalog, Hardware
+
+TOLERANCE = 1e-9  # of amounts: 40 machines at 44 fit 1760 whatever the rounding
 
 
 class Budget(Enum):
@@ -47,6 +51,53 @@ class Size:
         return self.prompt + self.token
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Which clusters may be proposed: machines of each pool, and totals that must not be exceeded.
+
+    `limits` maps budgets to amounts, such as the power that a building has.
+    """
+
+    most: Size
+    least: Size = Size(1, 1)
+    limits: Mapping[Budget, float] = field(default_factory=dict)
+
+    def allow(self, design: Design, size: Size, catalog: Catalog) -> bool:
+        """Say whether a cluster keeps to them."""
+        return self.ranges(design, size) and all(
+            total(design, size, catalog, budget) <= amount * (1 + TOLERANCE)
+            for budget, amount in self.limits.items()
+        )
+
+    def ranges(self, design: Design, size: Size) -> bool:
+        """Say whether the numbers of machines lie within the ranges."""
+        tokens = design.token is None or self.least.token <= size.token <= self.most.token
+        return self.least.prompt <= size.prompt <= self.most.prompt and tokens
+
+    def largest(self, design: Design, catalog: Catalog) -> list[Size]:
+        """Return the clusters that allow no more token machines (for unsplit designs: the largest).
+
+        Raises ConfigError when not even the smallest is allowed.
+        """
+        first = range(self.least.prompt, self.most.prompt + 1)
+        if design.token is None:
+            sizes = [Size(p) for p in first if self.allow(design, Size(p), catalog)][-1:]
+        else:
+            tokens = range(self.most.token, self.least.token - 1, -1)
+            columns = (next((t for t in tokens if self.allow(design, Size(p, t), catalog)), 0) for p in first)
+            sizes = [Size(p, t) for p, t in zip(first, columns, strict=True) if t]
+        if not sizes:
+            told = " and ".join(f"{amount:g} of {budget.value}" for budget, amount in self.limits.items())
+            pools = f"{self.least.prompt} prompt"
+            if design.token is not None:
+                pools += f" and {self.least.token} token"
+            raise ConfigError(
+                f"{design.name}: {told} does not pay for the smallest cluster that may be proposed, "
+                f"{pools} machines"
+            )
+        return sizes
+
+
 PAPER_DESIGNS = {
     design.name: design
     for design in (
@@ -67,13 +118,21 @@ def price(hardware: Hardware, budget: Budget) -> float:
     return hardware.cost_per_hour if budget is Budget.COST else 1.0
 
 
+def total(design: Design, size: Size, catalog: Catalog, budget: Budget) -> float:
+    """Return what a cluster takes of a budget."""
+    both = size.prompt * price(catalog.machine(design.prompt), budget)
+    if design.token is not None:
+        both += size.token * price(catalog.machine(design.token), budget)
+    return both
+
+
 def sizes_within(design: Design, catalog: Catalog, budget: Budget, amount: float) -> list[Size]:
     """Return the largest clusters of a design within a budget, one per number of prompt machines.
 
     A split design gives every prompt count with the most token machines that the rest pays
     for, both at least 1. Raises ConfigError when not even the smallest cluster fits.
     """
-    tolerance = 1e-9 * max(amount, 1.0)
+    tolerance = TOLERANCE * max(amount, 1.0)
     first = price(catalog.machine(design.prompt), budget)
     most = floor((amount + tolerance) / first)
     if design.token is None:

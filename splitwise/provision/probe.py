@@ -7,29 +7,35 @@ requests are already late that a percentile cannot be met whatever follows, it i
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import floor
-from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from splitwise.provision.designs import Design
 from splitwise.provision.throughput import Load, cluster_of
+from splitwise.sim.config import scheduler_of
 from splitwise.sim.run import Mode, simulate
 from splitwise.sim.slo import Verdict, evaluate, reference
+from splitwise.sim.workers import LocalWorkers
 from splitwise.workload import synthesize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from splitwise.perf.catalog import Catalog
-    from splitwise.provision.designs import Design, Size
+    from splitwise.provision.designs import Size
     from splitwise.sim.config import SimulationConfig
     from splitwise.sim.results import Result
+    from splitwise.sim.setup import Cluster
+    from splitwise.sim.workers import Workers
     from splitwise.workload import Trace
 
+FURTHER_SEEDS = 2
+LONGER = 2.0
 LOOK_AT = 0.25  # share of the trace after which a run is looked at
 
 
@@ -54,7 +60,14 @@ class Probe:
 def trace_of(problem: Problem, rate: float, seed: int) -> Trace:
     """Return the requests of one seed: the same for every cluster."""
     load = problem.load
-    trace = synthesize(load.source, rate=rate, duration=load.duration, joint=load.joint, seed=seed)
+    trace = synthesize(
+        load.source,
+        rate=rate,
+        duration=load.duration,
+        arrivals=load.arrivals,
+        joint=load.joint,
+        seed=seed,
+    )
     if problem.config.mode is Mode.COMPAT:
         return replace(trace, output_tokens=trace.output_tokens.clip(min=2))
     return trace
@@ -63,16 +76,12 @@ def trace_of(problem: Problem, rate: float, seed: int) -> Trace:
 def run_probe(problem: Problem, probe: Probe, seed: int) -> Result:
     """Simulate one seed to its end."""
     cluster = cluster_of(probe.design, probe.size, problem.config, problem.catalog)
-    return simulate(trace_of(problem, probe.rate, seed), cluster, mode=problem.config.mode)
+    return _simulate(problem, trace_of(problem, probe.rate, seed), cluster)
 
 
-def verdicts(problem: Problem, probe: Probe) -> list[Verdict]:
-    """Judge every seed, to its end."""
-    load = problem.load
-    return [
-        evaluate(run_probe(problem, probe, seed), load.reference, load.slo, warmup=load.warmup)
-        for seed in load.seeds
-    ]
+def _simulate(problem: Problem, trace: Trace, cluster: Cluster, until: float = float("inf")) -> Result:
+    config = problem.config
+    return simulate(trace, cluster, mode=config.mode, scheduler=scheduler_of(config), until=until)
 
 
 def meets(problem: Problem, probe: Probe, *, stop_early: bool = True) -> bool:
@@ -83,10 +92,9 @@ def meets(problem: Problem, probe: Probe, *, stop_early: bool = True) -> bool:
         trace = trace_of(problem, probe.rate, seed)
         if stop_early:
             look = float(trace.arrival[0]) + LOOK_AT * load.duration
-            early = simulate(trace, cluster, mode=problem.config.mode, until=look)
-            if hopeless(early, load, look):
+            if hopeless(_simulate(problem, trace, cluster, look), load, look):
                 return False
-        result = simulate(trace, cluster, mode=problem.config.mode)
+        result = _simulate(problem, trace, cluster)
         if not evaluate(result, load.reference, load.slo, warmup=load.warmup).met:
             return False
     return True
@@ -119,46 +127,72 @@ def hopeless(result: Result, load: Load, now: float) -> bool:
     return False
 
 
-_problem: list[Problem] = []  # of a worker process, set once when it starts
+def longer(problem: Problem) -> Problem:
+    """Return the problem that optima are confirmed on: a longer trace, its own and further seeds."""
+    load = problem.load
+    seeds = load.seeds + tuple(max(load.seeds) + 1 + n for n in range(FURTHER_SEEDS))
+    return replace(problem, load=replace(load, duration=load.duration * LONGER, seeds=seeds))
 
 
-def _start(problem: Problem) -> None:
-    _problem[:] = [problem]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One seed of a probe, to its end."""
+
+    probe: Probe
+    seed: int
+    confirming: bool
 
 
-def _answer(probe: Probe) -> bool:
-    return meets(_problem[0], probe)
+def _judged(problem: Problem, run: _Run) -> Verdict:
+    hard = longer(problem) if run.confirming else problem
+    load = hard.load
+    return evaluate(run_probe(hard, run.probe, run.seed), load.reference, load.slo, warmup=load.warmup)
+
+
+Watch = Callable[[Design, float, float], None]  # design, clusters simulated so far, estimate of the rest
 
 
 class Prober:
-    """Answers probes on `workers` processes, each question once; answers do not depend on `workers`."""
+    """Answers probes on workers, each question once; answers do not depend on the workers.
 
-    def __init__(self, problem: Problem, workers: int = 1) -> None:
+    `watch` hears how far the search for each design is. Searches of different designs may
+    use one prober from threads of their own.
+    """
+
+    def __init__(
+        self, problem: Problem, workers: Workers | None = None, watch: Watch = lambda *told: None
+    ) -> None:
         self.problem = problem
         self.answers: dict[Probe, bool] = {}
-        self._pool = (
-            ProcessPoolExecutor(
-                workers, mp_context=get_context("spawn"), initializer=_start, initargs=(problem,)
-            )
-            if workers > 1
-            else None
-        )
-
-    def __enter__(self) -> Prober:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self._workers = workers or LocalWorkers(problem)
+        self._watch = watch
+        self._simulated: dict[Design, float] = defaultdict(float)
+        self._rest: dict[Design, float] = defaultdict(float)
 
     def ask(self, probes: Sequence[Probe]) -> list[bool]:
         """Answer all probes, in their order."""
         new = [probe for probe in dict.fromkeys(probes) if probe not in self.answers]
-        if self._pool is None:
-            found = [meets(self.problem, probe) for probe in new]
-        else:
-            found = list(self._pool.map(_answer, new))
-        self.answers.update(zip(new, found, strict=True))
+        if new:
+            found = self._workers.run(meets, new, lambda: self._count(new[0].design, 1.0))
+            self.answers.update(zip(new, found, strict=True))
         return [self.answers[probe] for probe in probes]
+
+    def judge(self, probe: Probe, *, confirming: bool = False) -> list[Verdict]:
+        """Judge every seed to its end; `confirming` does it on the longer trace with further seeds."""
+        seeds = longer(self.problem).load.seeds if confirming else self.problem.load.seeds
+        cost = (LONGER if confirming else 1.0) / len(self.problem.load.seeds)
+        runs = [_Run(probe, seed, confirming) for seed in seeds]
+        return self._workers.run(_judged, runs, lambda: self._count(probe.design, cost))
+
+    def asked(self, design: Design) -> list[tuple[Probe, bool]]:
+        """Return the answers about one design."""
+        return [(probe, met) for probe, met in list(self.answers.items()) if probe.design == design]
+
+    def expect(self, design: Design, clusters: float) -> None:
+        """Say how many clusters are still to be simulated, as far as one can tell."""
+        self._rest[design] = max(clusters, 0.0)
+        self._watch(design, self._simulated[design], self._rest[design])
+
+    def _count(self, design: Design, cost: float) -> None:
+        self._simulated[design] += cost
+        self.expect(design, self._rest[design] - cost)

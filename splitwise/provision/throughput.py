@@ -15,6 +15,7 @@ from splitwise.sim.config import MachinesPart, build_cluster
 from splitwise.sim.run import simulate
 from splitwise.sim.slo import TABLE_VI, Verdict, evaluate
 from splitwise.workload import synthesize
+from splitwise.workload.synthesize import Arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +41,7 @@ class Load:
     seeds: tuple[int, ...] = (0,)
     warmup: float = 0.0
     joint: bool = True
+    arrivals: Arrivals = Arrivals.POISSON
 
 
 @dataclass(frozen=True)

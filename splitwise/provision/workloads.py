@@ -1,28 +1,21 @@
-"""Workloads by name or file, and designs of a user's YAML file.
+"""Workloads by name or file, and a user's own designs and power caps.
 
 The built-in workloads have the published quantiles of the Azure 2023 traces (input and
 output sizes at P50, P90, P99 and the largest), log-linear between them; prompt and output
-sizes are drawn apart, as quantiles say nothing of how they go together. A design file::
-
-    catalog: my-machines.yaml        # more hardware; see the performance model's documentation
-    designs:
-      mine: {prompt: h100-80gb, token: my-a100}
-      capped: {prompt: h100-80gb, token: h100-80gb, token_cap: 0.6}   # GPU power cap, 0.5 to 1
-      plain: {prompt: my-a100}       # no token machines: not split
+sizes are drawn apart, as quantiles say nothing of how they go together.
 """
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
+from splitwise.config.nearest import nearest, unknown_keys
 from splitwise.errors import ConfigError
-from splitwise.perf.catalog import load_catalog
-from splitwise.perf.model import PerformanceModelError
 from splitwise.provision.designs import PAPER_DESIGNS, Design
 from splitwise.workload import Trace, load_trace
 
@@ -45,12 +38,17 @@ LOWEST_CAP = 0.5  # below it no measurement says what the token phase does
 _SAVED, _SLOWER = (1 - 0.7) / 0.5, (1.3 - 1) / 0.5
 
 
-def workload(name: str) -> Trace:
-    """Return a built-in workload's sizes, or a trace file's."""
+def workload(name: str, folder: Path = Path()) -> Trace:
+    """Return a built-in workload's sizes, or those of a trace file (relative to `folder`)."""
     if name not in BUILT_IN:
-        if not Path(name).exists():
-            raise ConfigError(f"workload {name!r}: neither a file nor one of {', '.join(BUILT_IN)}")
-        return load_trace(name)
+        path = folder / name
+        if not path.exists():
+            close = difflib.get_close_matches(name, BUILT_IN, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"workload {name!r}: neither a file ({path}) nor one of {', '.join(BUILT_IN)}{meant}"
+            )
+        return load_trace(path)
     rng = np.random.default_rng(0)
     prompt, output = (_draw(quantiles, rng) for quantiles in BUILT_IN[name])
     return Trace(np.arange(SAMPLES, dtype=np.float64), prompt, output, name)
@@ -85,32 +83,12 @@ def capped(catalog: Catalog, hardware: str, cap: float) -> tuple[Catalog, str]:
     return replace(catalog, hardware={**catalog.hardware, machine.name: machine}), machine.name
 
 
-def load_designs(path: Path, catalog: Catalog) -> tuple[Catalog, dict[str, Design]]:
-    """Read a design file; returns the catalogue with its machines, and the designs by name."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
-    if not isinstance(data, dict) or not set(data) <= {"catalog", "designs"}:
-        raise ConfigError(f"{path}: may hold catalog and designs, nothing else")
-    entries = data.get("designs")
-    if not isinstance(entries, dict) or not entries:
-        raise ConfigError(f"{path}: designs must map names to prompt and token machine types")
-    try:
-        if data.get("catalog") is not None:
-            catalog = load_catalog(path.parent / str(data["catalog"]))
-        designs = {}
-        for name, entry in entries.items():
-            catalog, designs[str(name)] = _design(f"{path}: {name}", str(name), entry, catalog)
-    except PerformanceModelError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    return catalog, designs
-
-
-def _design(where: str, name: str, entry: Any, catalog: Catalog) -> tuple[Catalog, Design]:
-    known = {"prompt", "token", "token_cap"}
-    if not isinstance(entry, dict) or "prompt" not in entry or not set(entry) <= known:
-        raise ConfigError(f"{where}: needs prompt, may have token and token_cap, nothing else")
+def read_design(where: str, name: str, entry: Any, catalog: Catalog) -> tuple[Catalog, Design]:
+    """Return a design from its mapping, and the catalogue with its capped machines. Raises ConfigError."""
+    if not isinstance(entry, dict) or "prompt" not in entry:
+        raise ConfigError(f"{where}: needs prompt, may have token and token_cap")
+    if wrong := unknown_keys(entry, ("prompt", "token", "token_cap")):
+        raise ConfigError(f"{where}: {wrong}")
     prompt, token, cap = str(entry["prompt"]), entry.get("token"), entry.get("token_cap")
     catalog.machine(prompt)
     if cap is not None:
@@ -140,5 +118,5 @@ def choose(names: Sequence[str], own: dict[str, Design]) -> list[Design]:
         return list(known.values())
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError(f"no design {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+        raise ConfigError(f"no design {unknown[0]!r}{nearest(unknown[0], known)}")
     return [known[name] for name in names]

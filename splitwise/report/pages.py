@@ -7,9 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from splitwise.errors import ConfigError
-from splitwise.provision.designs import Budget
+from splitwise.provision.designs import Budget, total
 from splitwise.provision.probe import Probe, run_probe
-from splitwise.provision.search import total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from splitwise.config.nearest import explain
 from splitwise.errors import ConfigError
 from splitwise.perf.catalog import Catalog, load_catalog, shipped
 from splitwise.perf.model import PerformanceModelError, stack
@@ -83,7 +84,7 @@ class SimulationConfig(_Part):
     scheduler: dict[str, Any] = Field(default_factory=dict)
     max_batch_tokens: int = Field(default=2048, ge=1)
     max_running: int = Field(default=512, ge=1)
-    max_preemptions: int = Field(default=4, ge=0)
+    max_preemptions: int = Field(default=4, ge=1)
     block_tokens: int = Field(default=16, ge=1)
     layerwise_from_tokens: int = Field(default=512, ge=0)
     report_s: float = Field(default=0.0, ge=0)
@@ -107,8 +108,7 @@ def load_config(path: Path) -> SimulationConfig:
     try:
         config = SimulationConfig.model_validate(data)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{path}: {wrong}") from None
+        raise ConfigError(f"{path}: {explain(error, SimulationConfig)}") from None
     folder = path.parent
     moved: dict[str, Any] = {
         "trace": config.trace.model_copy(update={"file": folder / config.trace.file}),

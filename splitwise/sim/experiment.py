@@ -12,17 +12,23 @@ from splitwise.sim.config import build_cluster, catalog_of, reference_row, sched
 from splitwise.sim.results import METRICS, Result
 from splitwise.sim.run import simulate
 from splitwise.sim.slo import Verdict, evaluate
+from splitwise.sim.workers import LocalWorkers, open_workers
 from splitwise.workload import load_trace, synthesize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
+    from splitwise.scheduling.settings import SchedulerSettings
     from splitwise.sim.config import SimulationConfig
+    from splitwise.sim.setup import Cluster
     from splitwise.workload import Trace
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the table the normal's.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
 _NORMAL95 = 1.960
+START_SECONDS = 4.0  # what starting worker processes costs, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,44 +111,87 @@ def _plain(estimate: Estimate) -> dict[str, float | None]:
     return {"mean": mean, "ci95": width if width is not None and np.isfinite(width) else None}
 
 
-def traces_of(config: SimulationConfig) -> list[Trace]:
-    """Return one trace per seed: the file as it is, or made from its sizes."""
+@dataclass(frozen=True)
+class _Shared:
+    """What the runs of all seeds have in common; holds the trace, so that workers need no file."""
+
+    config: SimulationConfig
+    cluster: Cluster
+    scheduler: SchedulerSettings
+    reference: NDArray[np.float64]
+    source: Trace
+
+
+@dataclass(frozen=True)
+class _SeedRun:
+    result: Result
+    verdict: Verdict
+    cpu_seconds: float
+
+
+def trace_of(config: SimulationConfig, source: Trace, seed: int) -> Trace:
+    """Return one seed's requests: those of the file as they are, or made from their sizes."""
     part = config.trace
-    source = load_trace(part.file, sort=part.sort, drop_invalid=part.drop_invalid)
     if part.rate is None or part.duration_s is None:
-        whole = source if part.duration_s is None else source.slice(0.0, part.duration_s)
-        return [whole] * len(config.seeds)
-    rate, duration = part.rate, part.duration_s
-    return [
-        synthesize(
-            source,
-            rate=rate,
-            duration=duration,
-            arrivals=part.arrivals,
-            joint=part.joint,
-            seed=seed,
-        )
-        for seed in config.seeds
-    ]
+        return source if part.duration_s is None else source.slice(0.0, part.duration_s)
+    return synthesize(
+        source,
+        rate=part.rate,
+        duration=part.duration_s,
+        arrivals=part.arrivals,
+        joint=part.joint,
+        seed=seed,
+    )
+
+
+def _run_seed(shared: _Shared, seed: int) -> _SeedRun:
+    config, trace = shared.config, trace_of(shared.config, shared.source, seed)
+    began = time.process_time()
+    seeded = replace(shared.scheduler, seed=shared.scheduler.seed + seed)
+    until = float("inf") if config.until_s is None else config.until_s
+    result = simulate(trace, shared.cluster, mode=config.mode, scheduler=seeded, until=until)
+    spent = time.process_time() - began
+    return _SeedRun(result, evaluate(result, shared.reference, config.slo, warmup=config.warmup_s), spent)
 
 
 def run_experiment(
-    config: SimulationConfig, progress: Callable[[int, int], None] = lambda done, total: None
+    config: SimulationConfig,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    processes: int = 1,
+    ray: str | None = None,
 ) -> Experiment:
-    """Run all seeds, telling `progress` how many are done. Raises ConfigError and TraceError."""
-    catalog = catalog_of(config)
-    cluster = build_cluster(config, catalog)
-    scheduler = scheduler_of(config)
-    row = reference_row(config, catalog)
-    until = float("inf") if config.until_s is None else config.until_s
-    results: list[Result] = []
-    verdicts: list[Verdict] = []
-    spent = 0.0
-    for seed, trace in zip(config.seeds, traces_of(config), strict=True):
-        began = time.process_time()
-        seeded = replace(scheduler, seed=scheduler.seed + seed)
-        results.append(simulate(trace, cluster, mode=config.mode, scheduler=seeded, until=until))
-        spent += time.process_time() - began
-        verdicts.append(evaluate(results[-1], row, config.slo, warmup=config.warmup_s))
-        progress(len(results), len(config.seeds))
-    return Experiment(config, tuple(results), tuple(verdicts), spent)
+    """Run all seeds, telling `progress` how many are done. Raises ConfigError and TraceError.
+
+    With several processes the first seed runs here, and the others only start processes
+    when that would be over sooner. `ray` is the address of a Ray cluster to use instead.
+    Results are equal in all cases.
+    """
+    catalog, part, seeds = catalog_of(config), config.trace, config.seeds
+    shared = _Shared(
+        config,
+        build_cluster(config, catalog),
+        scheduler_of(config),
+        reference_row(config, catalog),
+        load_trace(part.file, sort=part.sort, drop_invalid=part.drop_invalid),
+    )
+    finished = 0
+
+    def done() -> None:
+        nonlocal finished
+        finished += 1
+        progress(finished, len(seeds))
+
+    progress(0, len(seeds))
+    runs: list[_SeedRun] = []
+    if ray is None:
+        began = time.perf_counter()
+        runs = LocalWorkers(shared).run(_run_seed, seeds[:1], done)
+        if (time.perf_counter() - began) * (len(seeds) - 1) < START_SECONDS:
+            processes = 1
+    left = seeds[len(runs) :]
+    if left:
+        with open_workers(shared, min(processes, len(left)), ray) as workers:
+            runs += workers.run(_run_seed, left, done)
+    results, verdicts = tuple(run.result for run in runs), tuple(run.verdict for run in runs)
+    return Experiment(config, results, verdicts, sum(run.cpu_seconds for run in runs))

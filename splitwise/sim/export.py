@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from splitwise.sim.experiment import Experiment
 
+_NO_PYARROW = "{}: Parquet needs pyarrow: pip install 'splitwise[sim]', or write .csv"
 ROWS = 50_000  # requests turned into text at a time
 
 
@@ -43,7 +45,7 @@ def write_requests(result: Result, path: Path) -> None:
     """Write one row per request: Parquet when the name ends in .parquet, else CSV."""
     columns = request_columns(result)
     if path.suffix == ".parquet":
-        _write_parquet(columns, path)
+        _write_parquet({"request": np.arange(len(result.trace)), **columns}, path)
         return
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -64,26 +66,40 @@ def _write_parquet(columns: dict[str, Any], path: Path) -> None:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ConfigError(
-            f"{path}: Parquet needs pyarrow: pip install 'splitwise[sim]', or write .csv"
-        ) from None
-    table = pyarrow.table({"request": np.arange(len(columns["arrival_s"])), **columns})
-    pyarrow.parquet.write_table(table, path)
+        raise ConfigError(_NO_PYARROW.format(path)) from None
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def check_target(path: Path, kinds: tuple[str, ...]) -> None:
+    """Raise ConfigError when a file could not be written: unknown ending, or no such folder."""
+    if path.suffix not in kinds:
+        raise ConfigError(f"{path}: an unknown kind of file: end its name in {', '.join(kinds)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written: there is no folder {path.absolute().parent}")
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise ConfigError(_NO_PYARROW.format(path))
+
+
+def write_rows(rows: list[dict[str, Any]] | dict[str, Any], path: Path) -> None:
+    """Write rows with equal keys as .csv or .parquet, by the name's ending; anything else as JSON."""
+    if isinstance(rows, dict) or path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    elif path.suffix == ".parquet":
+        _write_parquet({key: [row[key] for row in rows] for key in rows[0]}, path)
+    else:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def write_machines(result: Result, path: Path) -> None:
-    """Write one row per machine as CSV; the occupancy distribution is JSON in one column."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer: csv.DictWriter[str] | None = None
-        for load in result.machine_loads():
-            row = asdict(load)
-            row["occupancy"] = json.dumps(
-                {str(size): round(share, 6) for size, share in load.occupancy.items()}
-            )
-            if writer is None:
-                writer = csv.DictWriter(file, row, lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(row)
+    """Write one row per machine; the occupancy distribution is JSON in one column."""
+    rows = []
+    for load in result.machine_loads():
+        occupancy = {str(size): round(share, 6) for size, share in load.occupancy.items()}
+        rows.append({**asdict(load), "occupancy": json.dumps(occupancy)})
+    write_rows(rows, path)
 
 
 def write_summary(experiment: Experiment, path: Path) -> None:

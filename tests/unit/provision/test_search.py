@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from splitwise.errors import ConfigError
 from splitwise.perf.catalog import shipped
-from splitwise.provision.designs import PAPER_DESIGNS, Budget, Design, Size, sizes_within
-from splitwise.provision.probe import Probe, Prober, Problem, hopeless, meets, trace_of, verdicts
-from splitwise.provision.search import Answer, advice, fastest, frontier, longer, smallest, total
+from splitwise.provision import search
+from splitwise.provision.designs import PAPER_DESIGNS, Bounds, Budget, Design, Size, sizes_within, total
+from splitwise.provision.probe import Probe, Prober, Problem, hopeless, longer, meets, trace_of
+from splitwise.provision.search import Answer, advice, fastest, frontier, smallest
 from splitwise.provision.throughput import Load, cluster_of
 from splitwise.sim.config import MachinesPart, SimulationConfig, TracePart, reference_row
 from splitwise.sim.run import simulate
 from splitwise.sim.slo import TABLE_VI
+from splitwise.sim.workers import LocalWorkers
 from splitwise.workload import Trace
 
 HH = PAPER_DESIGNS["Splitwise-HH"]
@@ -49,7 +51,7 @@ def test_the_frontier_of_any_monotone_grid_is_found(prompts: int, tokens: int, n
         return [size.token >= needed[size.prompt - 1] for size in sizes]
 
     expected = [Size(p, needed[p - 1]) for p in range(1, prompts + 1) if needed[p - 1] <= tokens]
-    assert frontier(prompts, tokens, ask) == expected
+    assert frontier(Size(1, 1), Size(prompts, tokens), ask) == expected
     assert len(asked) == len(set(asked))
     assert all(size.prompt <= prompts and size.token <= tokens for size in asked)
 
@@ -58,9 +60,9 @@ def test_the_frontier_of_any_monotone_grid_is_found(prompts: int, tokens: int, n
 @pytest.mark.parametrize("budget", list(Budget))
 def test_the_pruned_minimum_is_the_exhaustive_one(prompt: int, output: int, budget: Budget) -> None:
     given_, design = problem(prompt, output), PAPER_DESIGNS["Splitwise-HA"]
-    with Prober(given_) as prober:
-        answer = smallest(prober, design, 14.0, budget, Size(6, 6), confirm=False)
-        asked = len(prober.answers)
+    prober = Prober(given_)
+    answer = smallest(prober, design, 14.0, budget, Bounds(Size(6, 6)), confirm=False)
+    asked = len(prober.answers)
     grid = [Size(p, t) for p in range(1, 7) for t in range(1, 7)]
     able = [size for size in grid if meets(given_, Probe(design, size, 14.0), stop_early=False)]
     assert able
@@ -84,8 +86,7 @@ def test_more_machines_never_hurt_on_these_workloads(prompt: int, output: int) -
 @pytest.mark.parametrize(("prompt", "output"), WORKLOADS)
 def test_the_pruned_throughput_is_the_exhaustive_one(prompt: int, output: int) -> None:
     given_ = problem(prompt, output)
-    with Prober(given_) as prober:
-        answer = fastest(prober, HH, Budget.MACHINES, 5, confirm=False)
+    answer = fastest(Prober(given_), HH, Budget.MACHINES, 5, confirm=False)
     sizes = sizes_within(HH, shipped(), Budget.MACHINES, 5)
     rates = range(1, 80)
     first_gap = next(r for r in rates if not any(meets(given_, Probe(HH, s, float(r))) for s in sizes))
@@ -96,9 +97,10 @@ def test_the_pruned_throughput_is_the_exhaustive_one(prompt: int, output: int) -
 
 def test_one_process_and_two_answer_alike() -> None:
     answers = []
-    for workers in (1, 2):
-        with Prober(problem(), workers) as prober:
-            answers.append(smallest(prober, HH, 14.0, Budget.COST, Size(4, 4)))
+    for processes in (1, 2):
+        with LocalWorkers(problem(), processes) as workers:
+            prober = Prober(problem(), workers)
+            answers.append(smallest(prober, HH, 14.0, Budget.COST, Bounds(Size(4, 4))))
     assert answers[0] == answers[1]
 
 
@@ -124,27 +126,80 @@ def test_an_optimum_holds_on_the_longer_trace_and_its_margin_is_served() -> None
     assert hard.load.duration == 2 * given_.load.duration
     assert hard.load.seeds == (0, 1, 2)
     for design, most in ((HH, Size(5, 5)), (H, Size(9))):
-        with Prober(given_) as prober:
-            answer = smallest(prober, design, 14.0, Budget.COST, most)
+        prober = Prober(given_)
+        answer = smallest(prober, design, 14.0, Budget.COST, Bounds(most))
         assert answer.size is not None
-        assert all(v.met for v in verdicts(hard, Probe(design, answer.size, 14.0 * (1 + answer.margin))))
+        higher = Probe(design, answer.size, 14.0 * (1 + answer.margin))
+        assert all(verdict.met for verdict in prober.judge(higher, confirming=True))
         assert answer.tightest is not None
         assert answer.tightest.met
 
 
 def test_slos_that_nothing_meets_get_the_nearest_miss() -> None:
-    with Prober(problem(slo={"ttft": {50: 0.01}})) as prober:
-        for answer in (
-            smallest(prober, HH, 5.0, Budget.POWER, Size(3, 3)),
-            smallest(prober, H, 5.0, Budget.POWER, Size(3)),
-            fastest(prober, HH, Budget.MACHINES, 3),
-        ):
-            assert answer.size is None
-            assert answer.tightest is not None
-            assert answer.tightest.metric == "ttft"
-            assert answer.tightest.use > 1
-            told = advice([answer], shipped(), Budget.POWER, throughput=False)
-            assert "No cluster tried meets the SLOs" in told
+    prober = Prober(problem(slo={"ttft": {50: 0.01}}))
+    for answer in (
+        smallest(prober, HH, 5.0, Budget.POWER, Bounds(Size(3, 3))),
+        smallest(prober, H, 5.0, Budget.POWER, Bounds(Size(3))),
+        fastest(prober, HH, Budget.MACHINES, 3),
+    ):
+        assert answer.size is None
+        assert answer.tightest is not None
+        assert answer.tightest.metric == "ttft"
+        assert answer.tightest.use > 1
+        told = advice([answer], shipped(), Budget.POWER, throughput=False)
+        assert "No cluster tried meets the SLOs" in told
+
+
+def test_a_limit_excludes_clusters_and_says_so() -> None:
+    prober = Prober(problem())
+    free = smallest(prober, HH, 14.0, Budget.COST, Bounds(Size(5, 5)), confirm=False)
+    assert free.size is not None
+    needed = total(HH, free.size, shipped(), Budget.POWER)
+    kept = Bounds(Size(5, 5), limits={Budget.POWER: needed})
+    assert smallest(prober, HH, 14.0, Budget.COST, kept, confirm=False).size == free.size
+    short = Bounds(Size(5, 5), limits={Budget.POWER: needed - 1})
+    missed = smallest(prober, HH, 14.0, Budget.POWER, short)
+    assert missed.size is None
+    assert total(HH, missed.tried, shipped(), Budget.POWER) <= needed - 1
+    assert f"takes at least {needed:g} of power against the limit of {needed - 1:g}" in missed.note
+    with pytest.raises(ConfigError, match="1 of cost does not pay for the smallest cluster"):
+        smallest(prober, HH, 14.0, Budget.COST, Bounds(Size(5, 5), limits={Budget.COST: 1}))
+
+
+def test_a_range_of_machines_is_kept_to() -> None:
+    prober = Prober(problem())
+    bounds = Bounds(Size(5, 5), least=Size(2, 3))
+    answer = smallest(prober, HH, 14.0, Budget.COST, bounds)
+    assert answer.size is not None
+    assert all(bounds.ranges(HH, probe.size) for probe in prober.answers)
+
+
+def test_a_budget_keeps_to_a_second_limit() -> None:
+    prober = Prober(problem())
+    bounds = Bounds(Size(9, 9), limits={Budget.COST: 38 * 3})
+    answer = fastest(prober, HH, Budget.MACHINES, 6, bounds, confirm=False)
+    assert answer.size is not None
+    assert answer.size.machines == 3
+    both = fastest(Prober(problem()), HH, Budget.MACHINES, 3, confirm=False)
+    assert (answer.size, answer.rate) == (both.size, both.rate)
+
+
+def test_slos_that_any_rate_meets_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "MOST_REQUESTS", 100)  # 50 requests/s for 2 seconds
+    with pytest.raises(ConfigError, match="too loose"):
+        fastest(Prober(problem(slo={"ttft": {50: 1e12}}, duration=2.0)), HH, Budget.MACHINES, 2)
+
+
+def test_the_watch_hears_of_every_cluster_and_of_the_end() -> None:
+    told: list[tuple[float, float]] = []
+    prober = Prober(problem(), watch=lambda design, done, rest: told.append((done, rest)))
+    smallest(prober, HH, 14.0, Budget.COST, Bounds(Size(5, 5)))
+    done = [clusters for clusters, _ in told]
+    assert done == sorted(done)
+    assert done[-1] >= len(prober.answers)
+    # The estimate is of the right size: half way through, what is left is not far from the half.
+    half = min(range(len(told)), key=lambda place: abs(done[place] - done[-1] / 2))
+    assert 0.1 * done[-1] < told[half][1] < 2 * done[-1]
 
 
 def test_advice_says_when_not_to_split() -> None:
@@ -158,5 +213,5 @@ def test_advice_says_when_not_to_split() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
-    with Prober(problem()) as prober, pytest.raises(ConfigError, match="rate"):
-        smallest(prober, HH, rate, Budget.COST, Size(2, 2))
+    with pytest.raises(ConfigError, match="rate"):
+        smallest(Prober(problem()), HH, rate, Budget.COST, Bounds(Size(2, 2)))
