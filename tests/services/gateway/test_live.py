@@ -156,7 +156,7 @@ async def check_refusals(client: openai.AsyncOpenAI) -> None:
         ({"max_tokens": 9000}, "max_tokens"),
         ({"n": 2}, "n"),
         ({"temperature": -1}, "temperature"),
-        ({"logit_bias": {"5": 1}}, None),  # the engine's own refusal
+        ({"logit_bias": {"5": 1}}, "logit_bias"),  # the engine's own refusal
     ]
     for change, param in cases:
         with pytest.raises(openai.BadRequestError) as caught:
