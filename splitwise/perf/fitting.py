@@ -32,6 +32,7 @@ K = TypeVar("K")
 COLLAPSE = 0.5  # a bigger batch in less than this share of a smaller one's time is no measurement
 REPEAT_NOISE = 0.01  # relative; repeats of one run differ by about so much
 JUMP = 0.05  # token times that differ by more at about the same context are of two minds
+SAME_OUTPUT = 1.25  # runs whose output lengths differ by a smaller factor belong to one sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,11 @@ def _prepare(points: Sequence[ProfilePoint]) -> _Prepared:
         prepared.warnings.append(
             "no prompts in batches: many short ones are taken to cost what one long one does"
         )
-    prepared.warnings += _jumps(prepared.points)
+    _keep_one_sweep(prepared)
+    prepared.warnings += [
+        f"token times at batch {batch} {told}: measured under two conditions? The fit goes between them"
+        for batch, told in _jumps(prepared.points).items()
+    ]
     if len(prepared.points) < 10:
         prepared.warnings.append(f"only {len(prepared.points)} points: held-out errors say little")
     return prepared
@@ -201,23 +206,44 @@ def _collapsed(points: Sequence[ProfilePoint]) -> set[tuple[int, int]]:
     return found
 
 
-def _jumps(points: Sequence[ProfilePoint]) -> list[str]:
+def _keep_one_sweep(prepared: _Prepared) -> None:
+    """Where two sweeps of a batch size disagree, take token times from the one that spans the sizes.
+
+    A model of batch and context cannot follow both, and going between them bends the cost
+    of context, which is fitted over all batch sizes together. Runs over many prompt and
+    batch sizes share one output length; those of a sweep over output lengths do not.
+    """
+    jumps = _jumps(prepared.points)
+    outputs = {(p.prompt_tokens, p.batch): p.output_tokens for p in prepared.points if p.token_seconds > 0.0}
+    common = median(outputs.values()) if outputs else 0.0
+    for batch, told in jumps.items():
+        group = [p for p in prepared.points if p.batch == batch and p.token_seconds > 0.0]
+        others = [p for p in group if not 1 / SAME_OUTPUT < p.output_tokens / common < SAME_OUTPUT]
+        kept = [p for p in group if p not in others]
+        if not others or len({p.prompt_tokens for p in kept}) < 2 or _jumps(kept) or _jumps(others):
+            continue  # it is not the sweeps that disagree
+        out = set(others)
+        prepared.points = [replace(p, token_seconds=0.0) if p in out else p for p in prepared.points]
+        prepared.left_out.append(
+            f"token times of {len(others)} runs at batch {batch} with other than about {common:.0f} output "
+            f"tokens, because they {told} against the runs that span the sizes: measured under two conditions"
+        )
+
+
+def _jumps(points: Sequence[ProfilePoint]) -> dict[int, str]:
     """Name batch sizes whose token time jumps between nearly equal contexts: no smooth model fits both."""
-    found = []
+    found = {}
     measured = [p for p in points if p.token_seconds > 0.0]
     for batch, group in sorted(_by(measured, lambda p: p.batch).items()):
         by_context = _medians((p.mean_context, p.token_seconds) for p in group)
-        worst, text = JUMP, ""
+        worst = JUMP
         for low, high in pairwise(sorted(by_context)):
             gap = abs(by_context[high] - by_context[low]) / by_context[low]
             if high < 1.1 * low and gap > worst:
                 worst = gap
-                text = (
-                    f"token times at batch {batch} jump by {100 * gap:.0f} % between contexts of {low:.0f} "
-                    f"and {high:.0f} tokens: measured under two conditions? The fit goes between them"
+                found[batch] = (
+                    f"jump by {100 * gap:.0f} % between contexts of {low:.0f} and {high:.0f} tokens"
                 )
-        if text:
-            found.append(text)
     return found
 
 
