@@ -47,6 +47,7 @@ def test_everything_is_looked_at() -> None:
         assert float(speed["found"].split(" ")[0]) > 0
 
 
+@pytest.mark.slow
 def test_a_ucx_that_is_told_to_use_tcp_is_warned_of(tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text("kvd: {ucx: {tls: tcp}}\n")
@@ -56,6 +57,7 @@ def test_a_ucx_that_is_told_to_use_tcp_is_warned_of(tmp_path: Path) -> None:
     assert "tcp/" in found["UCX put back"]["found"]
 
 
+@pytest.mark.slow
 def test_a_missing_library_and_rdma_that_is_not_there_are_failures(tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text("kvd: {ucx: {library: /no/libucp.so.0, tls: 'rc,tcp'}}\n")
@@ -65,6 +67,7 @@ def test_a_missing_library_and_rdma_that_is_not_there_are_failures(tmp_path: Pat
         assert found["RDMA devices"]["verdict"] == "failure"
 
 
+@pytest.mark.slow
 def test_a_taken_port_and_a_low_limit_are_warned_of(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -77,6 +80,7 @@ def test_a_taken_port_and_a_low_limit_are_warned_of(tmp_path: Path) -> None:
     assert found["memlock"]["found"] == "64 KiB"
 
 
+@pytest.mark.slow
 def test_namespaces_of_a_container_are_warned_of() -> None:
     apart = ("unshare", "--pid", "--ipc", "--fork", "--mount-proc")
     if (
@@ -91,6 +95,7 @@ def test_namespaces_of_a_container_are_warned_of() -> None:
     assert found["UCX put there"]["verdict"] == "ok"  # within the container it works
 
 
+@pytest.mark.slow
 def test_it_is_readable_too() -> None:
     done = subprocess.run(COMMAND[:-1], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert "UCX put there" in done.stdout

@@ -46,6 +46,7 @@ def answer(stack: Stack, tls: TlsSettings | None = None) -> tuple[list[int], str
     return list(result.token_ids), result.placement.token_machine
 
 
+@pytest.mark.slow
 def test_the_cpu_stack_as_it_stands(folder: Path):
     stack = Stack(load(FILE), "cpu", folder)
     assert set(stack.services) == {
