@@ -1,7 +1,8 @@
-"""Load generators that know nothing of Splitwise run against the gateway unchanged.
+"""Load generators that know nothing of Splitwise run against a real router unchanged.
 
-guidellm and aiperf have requirements of their own that do not go with the engine's: install
-each into an environment of its own and put its command on the PATH.
+Its machines are emulated; text goes through the default model's tokenizer. guidellm and aiperf
+have requirements of their own that do not go with the engine's: install each into an environment
+of its own and put its command on the PATH.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import pytest
 
 from splitwise.errors import ConfigError
 from splitwise.models.default import prepare_default_model
+from tests.services.gateway.live_cluster import LiveCluster
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from splitwise.config import Address
-    from tests.services.gateway.scripted import ScriptedBackend
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 REQUESTS, TOKENS = 6, 16
+MODEL = "emulated"
 
 # The command `vllm` wants the package to be called vllm, which the CPU build is not.
 VLLM_BENCH = """
@@ -47,10 +48,30 @@ def tokenizer() -> Path:
 
 
 @pytest.fixture
-def backend(backend: ScriptedBackend) -> ScriptedBackend:
-    backend.endless = True
-    backend.context = 100_000
-    return backend
+async def cluster(tokenizer: Path, tmp_path: Path) -> AsyncIterator[LiveCluster]:
+    """Two machines of each phase; every request must have come through both."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    cluster = LiveCluster(folder)
+    config = json.loads((tokenizer / "config.json").read_text())
+    try:
+        await cluster.start_router(f"--models.{MODEL}", str(tokenizer))
+        await cluster.start_machines(
+            "2xH100:prompt", "2xH100:token", vocab_size=config["vocab_size"], time_scale=0.1
+        )
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+async def check_served(cluster: LiveCluster) -> None:
+    """The router saw what the tool counted, and nothing is left of it."""
+    await cluster.until_idle()
+    state = await cluster.until(lambda state: len(state["requests"]) >= REQUESTS)
+    counters = state["counters"]
+    assert counters["finished"] >= REQUESTS  # tools send some for warming up
+    assert counters.get("failed", 0) == counters.get("cancelled", 0) == 0
+    assert all(request["transfer"]["bytes"] for request in state["requests"] if request["output_tokens"] > 1)
 
 
 async def run(*command: str, folder: Path) -> str:
@@ -82,13 +103,13 @@ def read(path: Path) -> Any:
 )
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 async def test_vllm_bench_serve(
-    address: Address, backend: ScriptedBackend, tokenizer: Path, tmp_path: Path, kind: str, path: str
+    cluster: LiveCluster, tokenizer: Path, tmp_path: Path, kind: str, path: str
 ) -> None:
     options = {
         "backend": kind,
-        "base-url": f"http://{address}",
+        "base-url": cluster.http,
         "endpoint": path,
-        "model": "tiny",
+        "model": MODEL,
         "tokenizer": str(tokenizer),
         "dataset-name": "random",
         "random-input-len": "32",
@@ -102,15 +123,14 @@ async def test_vllm_bench_serve(
     result = read(tmp_path / "result.json")
     assert result["completed"] == REQUESTS
     assert result["total_output_tokens"] == REQUESTS * TOKENS
-    assert all(request.sampling.ignore_eos for request in backend.requests)
-    assert backend.running == 0
+    await check_served(cluster)
 
 
 @pytest.mark.skipif(shutil.which("guidellm") is None, reason="guidellm is not on the PATH")
-async def test_guidellm(address: Address, backend: ScriptedBackend, tokenizer: Path, tmp_path: Path) -> None:
+async def test_guidellm(cluster: LiveCluster, tokenizer: Path, tmp_path: Path) -> None:
     await run(
         *("guidellm", "run", "--disable-console-interactive"),
-        *("--backend", f"kind=openai_http,target=http://{address},model=tiny"),
+        *("--backend", f"kind=openai_http,target={cluster.http},model={MODEL}"),
         *("--profile", "kind=synchronous"),
         *("--constraint", f"kind=max_requests,count={REQUESTS}"),
         *("--tokenizer", f"kind=hf_auto,model={tokenizer}"),
@@ -120,16 +140,14 @@ async def test_guidellm(address: Address, backend: ScriptedBackend, tokenizer: P
     )
     totals = read(tmp_path / "result.json")["benchmarks"][0]["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"], totals["incomplete"]) == (REQUESTS, 0, 0)
-    assert backend.running == 0
+    await check_served(cluster)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 @pytest.mark.skipif(shutil.which("aiperf") is None, reason="aiperf is not on the PATH")
-async def test_aiperf(
-    address: Address, backend: ScriptedBackend, tokenizer: Path, tmp_path: Path, kind: str
-) -> None:
+async def test_aiperf(cluster: LiveCluster, tokenizer: Path, tmp_path: Path, kind: str) -> None:
     await run(
-        *("aiperf", "profile", "--model", "tiny", "--url", f"http://{address}"),
+        *("aiperf", "profile", "--model", MODEL, "--url", cluster.http),
         *("--endpoint-type", kind, "--streaming", "--use-server-token-count"),
         *("--tokenizer", str(tokenizer), "--synthetic-input-tokens-mean", "32"),
         *("--output-tokens-mean", str(TOKENS), "--extra-inputs", "ignore_eos:true"),
@@ -140,4 +158,4 @@ async def test_aiperf(
     result = read(tmp_path / "profile_export_aiperf.json")
     assert result["request_count"]["avg"] == REQUESTS
     assert result["output_sequence_length"]["avg"] == TOKENS
-    assert backend.running == 0
+    await check_served(cluster)
