@@ -44,7 +44,9 @@ class Mailbox:
         if self.closed:
             return True
         self._pieces.append(piece)
-        self._unread += len(piece.token_ids) + sum(len(entry.top) for entry in piece.logprobs)
+        self._unread += len(piece.token_ids)
+        if piece.logprobs:
+            self._unread += sum(len(entry.top) for entry in piece.logprobs)
         self._wake_in_time()
         return self._unread <= self._max_unread
 

@@ -64,6 +64,7 @@ class StopMatcher:
         if any(not pattern.length for pattern in self._patterns):
             raise ValueError("an empty stop string matches everywhere")
         self._held = ""
+        self.any = bool(self._patterns)  # without stop strings no text is ever held
 
     def push(self, text: str, *, enabled: bool = True) -> StopResult:
         """Take more text; with `enabled` false, strings that end in it do not stop the output."""
