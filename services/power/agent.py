@@ -53,12 +53,11 @@ class PowerAgent:
         kept: LimitsFile,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        caps = Caps(settings.prompt_cap, settings.token_cap, settings.mixed_cap)
         self._settings = settings
         self._nvml = nvml
         self._kept = kept
         self._clock = clock
-        self._core = NodePower(caps, recap_after=settings.recap_after_s)
+        self._core = NodePower(_caps(settings), recap_after=settings.recap_after_s)
         self._devices: dict[str, Device] = {}  # every GPU that was ever there
         self._readings: dict[str, Reading] = {}  # of those that answer
         self._problems: dict[str, str] = {}
@@ -81,6 +80,12 @@ class PowerAgent:
                 "power.limits_still_owed", gpus=len(self._kept), remedy="they are set when the GPUs answer"
             )
         self.describe()
+
+    def use(self, settings: PowerSettings) -> None:
+        """Cap by these settings from now on."""
+        self._settings = settings
+        self._core.use(_caps(settings), recap_after=settings.recap_after_s)
+        self._feed(Tick(self._clock()))
 
     def close(self) -> None:
         """Give every GPU its previous limit."""
@@ -342,3 +347,7 @@ class PowerAgent:
             token_cap=str(settings.token_cap),
             mixed_cap=str(settings.mixed_cap),
         )
+
+
+def _caps(settings: PowerSettings) -> Caps:
+    return Caps(settings.prompt_cap, settings.token_cap, settings.mixed_cap)

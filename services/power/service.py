@@ -48,6 +48,12 @@ class Worker:
                 f"the driver has not answered for {ANSWER_S:g} s", retry_after=1.0
             ) from None
 
+    def later(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have it run there when its turn comes."""
+        asyncio.get_running_loop().run_in_executor(
+            self._pool, lambda: function(*args, **kwargs)
+        ).add_done_callback(_take_result)
+
     async def to_the_end(self, function: Callable[[], T]) -> T:
         """Run it there, however long it takes: limits are given back even when this is cancelled."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, function)
@@ -84,6 +90,7 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
         await worker.to_the_end(agent.start)
         stack.push_async_callback(worker.to_the_end, agent.close)
         export(agent)
+        lifecycle.on_reload(lambda changed: worker.later(agent.use, changed.power))
         ticks = asyncio.create_task(_tick(worker, agent, options.period_s), name="ticks")
         stopped = asyncio.create_task(lifecycle.stop.wait(), name="stop")
         stack.callback(ticks.cancel)

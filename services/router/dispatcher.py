@@ -73,6 +73,7 @@ class Dispatcher:
     def reconfigure(self, settings: RouterSettings, scheduling: SchedulerSettings) -> None:
         """Use these settings from now on; what runs goes on as it began."""
         self._settings = settings
+        self.power.use(settings.power_budget_watts)
         if scheduling != self.scheduler.settings:
             self.feed(SettingsChanged(time.monotonic(), scheduling))
 

@@ -35,6 +35,11 @@ class PowerShares:
         self._reports: dict[str, PowerReport] = {}
         self._short = False
 
+    def use(self, budget: float | None) -> None:
+        """Share this budget out from now on; None: there is none."""
+        if budget != self._keeper.budget:
+            self._carry_out(self._keeper.use(budget))
+
     def joined(self, machine_id: str, home: Pool) -> None:
         """A machine joined; it serves in its home pool."""
         self.left(machine_id)

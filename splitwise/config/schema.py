@@ -144,7 +144,7 @@ class RouterSettings(Section):
     every 200 ms; busy engines answer them, since gRPC's own threads do."""
     transfer_lease_ms: Annotated[int, LIVE] = Field(default=60_000, ge=100)
     """The KV cache must have arrived within this time after the assignment."""
-    power_budget_watts: float | None = Field(default=None, gt=0)
+    power_budget_watts: Annotated[float | None, LIVE] = Field(default=None, gt=0)
     """Power limits of all GPUs together, in watts, shared out by the router (see docs/power.md);
     null: no budget."""
     request_log: Path | None = None
@@ -277,14 +277,14 @@ class PowerSettings(Section):
     """Where machines of this node and operators reach it (gRPC)."""
     state: Path = Path("/run/splitwise-power/limits.json")
     """File that keeps the previous limits until they are given back."""
-    prompt_cap: PowerCap = Cap()
+    prompt_cap: Annotated[PowerCap, LIVE] = Cap()
     """Cap of machines in the prompt pool; the prompt phase slows down under one."""
-    token_cap: PowerCap = Cap(fraction=0.5)
+    token_cap: Annotated[PowerCap, LIVE] = Cap(fraction=0.5)
     """Cap of machines in the token pool (50% does not slow them down: HHcap, Splitwise paper).
     It is lifted while they are borrowed for prompts."""
-    mixed_cap: PowerCap = Cap()
+    mixed_cap: Annotated[PowerCap, LIVE] = Cap()
     """Cap of machines of the prompt pool while they are borrowed for tokens."""
-    recap_after_s: float = Field(default=2.0, ge=0)
+    recap_after_s: Annotated[float, LIVE] = Field(default=2.0, ge=0)
     """How long a borrowed machine must be back in the token pool before it is capped again."""
     period_s: float = Field(default=1.0, ge=0.05, le=60)
     """How often limits and draw are read."""

@@ -115,8 +115,9 @@ class _Machine:
         self.open_orders = {s: watts for s, watts in self.open_orders.items() if s >= serial}
 
     def send(self, serial: int) -> None:
-        """Note that `ordered` is sent as this order."""
-        watts = self.ordered or 0.0
+        """Note that `ordered` is sent as this order; None is all that the machine may ever want."""
+        most = max(self.wishes.by_role.values(), default=0.0) if self.wishes is not None else 0.0
+        watts = most if self.ordered is None else self.ordered
         self.open_orders = {s: w for s, w in self.open_orders.items() if w > watts}
         self.open_orders[serial] = watts
 
@@ -147,6 +148,17 @@ class BudgetKeeper:
     def left(self, machine_id: str) -> list[Order]:
         """A machine is gone; its GPUs have nothing to do."""
         return self._orders() if self._machines.pop(machine_id, None) is not None else []
+
+    def use(self, budget: float | None) -> list[Order]:
+        """Another budget counts from now on; without one, shares are lifted (0 watts)."""
+        self.budget = budget
+        if budget is not None:
+            return self._orders()
+        self.missing = 0.0
+        had = [name for name, one in sorted(self._machines.items()) if one.ordered is not None]
+        for name in had:
+            self._machines[name].ordered, self._machines[name].reason = None, ""
+        return [self._order(name, self._machines[name]) for name in had]
 
     def share(self, machine_id: str) -> tuple[float, str]:
         """Return a machine's share in watts (0: none) and why it is that."""

@@ -75,6 +75,10 @@ class NodePower:
         self._suspended = False
         self._noted: set[tuple[str, str]] = set()
 
+    def use(self, caps: Caps, *, recap_after: float) -> None:
+        """Decide by these settings from the next event on."""
+        self._caps, self._recap_after = caps, recap_after
+
     # ---- what is so now
 
     @property

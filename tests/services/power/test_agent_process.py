@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +207,22 @@ async def test_settings_that_are_refused(
     process = await agent.launch(*settings, *words)
     assert await ended(process) == ExitCode.CONFIG
     assert said in process.log.read_text()
+
+
+async def test_caps_are_taken_up_while_it_runs(agent: AgentProcess, node: GpuNode, tmp_path: Path) -> None:
+    file = tmp_path / "splitwise.yaml"
+    file.write_text("power: {token_cap: 400W}")
+    await agent.start("--config", str(file))
+    await agent.hold()
+    assert node.limits == [400, 400]
+    file.write_text("power: {token_cap: 450W}")
+    agent.process.process.send_signal(signal.SIGHUP)
+    await agent.until_limits(450, 450)
+    file.write_text("power: {token_cap: lots}")
+    agent.process.process.send_signal(signal.SIGHUP)
+    (line,) = await agent.process.said("config.refused")
+    assert "write none, a share such as 50%" in line["error"]
+    assert node.limits == [450, 450]
 
 
 async def test_settings_that_are_accepted(agent: AgentProcess) -> None:

@@ -150,3 +150,26 @@ def test_a_machine_without_a_power_agent_is_outside() -> None:
     assert made.reported("x", None) == []
     assert made.unmanaged == 1
     assert made.share("x") == (0.0, "")
+
+
+def test_the_budget_changes_while_it_runs() -> None:
+    made = keeper(None)
+    assert made.use(8000) == [Order("p", 5600, why.WITHIN), Order("t", 2400, why.REDUCED)]
+    made.reported("t", machine(2400, 2800))
+    assert made.use(8400) == [Order("t", 2800, why.WITHIN)]
+    assert made.use(3000) == [Order("p", 1600, why.AT_FLOOR), Order("t", 1600, why.AT_FLOOR)]
+    assert made.missing == 200
+    assert made.use(None) == [Order("p", 0, ""), Order("t", 0, "")]  # 0 watts: no share
+    assert made.missing == 0
+    assert made.use(None) == []
+
+
+def test_a_share_that_was_lifted_counts_until_it_is_given_back() -> None:
+    made = keeper(7000)
+    made.use(None)
+    made.reported("p", machine(5600, 5600, serial=0))  # it has not heard of that yet
+    made.changed("t", Role.BORROWED, first_to_give=False)
+    made.use(10_000)
+    # t was last seen with 1,600 W and may have all it wants by now: this order takes, and waits for none.
+    assert made.share("t") == (5000, why.REDUCED)
+    assert made.share("p") == (5000, why.REDUCED)

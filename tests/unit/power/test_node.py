@@ -271,6 +271,17 @@ def test_what_a_machine_would_have() -> None:
     assert node.core.wanted("m") == 1400  # held
 
 
+def test_caps_change_while_it_runs() -> None:
+    node = Node()
+    node.claim(1, Role.TOKEN)
+    node.core.use(Caps(token=Cap(watts=400)), recap_after=0)
+    node.feed(Tick(2))
+    assert node.limits["a"] == 400
+    node.claim(3, Role.BORROWED)
+    node.claim(4, Role.TOKEN)
+    assert node.limits["a"] == 400  # nothing is held any more
+
+
 @pytest.mark.parametrize("text", ev.REASONS)
 def test_reasons_are_words(text: str) -> None:
     assert text.replace("-", "").isalpha()

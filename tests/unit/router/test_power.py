@@ -97,6 +97,19 @@ def test_a_budget_that_cannot_be_met_is_said_once() -> None:
     assert "drain machines" in logs[0]["remedy"]
 
 
+def test_a_budget_is_set_changed_and_lifted_while_it_runs() -> None:
+    told = Told()
+    told.shares.joined("t", Pool.TOKEN)
+    told.report("t", 2800, 2800)
+    told.shares.use(2000)
+    assert told.last("t") == PowerOrder(pool=POOL_TOKEN, share_watts=2000, reason="reduced", serial=1)
+    told.shares.use(2000)
+    assert len(told.orders) == 2
+    told.shares.use(None)
+    assert told.last("t") == PowerOrder(pool=POOL_TOKEN, serial=2)
+    assert told.shares.describe().budget_watts == 0
+
+
 def test_machines_without_an_agent_are_counted() -> None:
     told = Told(3000)
     told.shares.joined("x", Pool.TOKEN)
