@@ -108,6 +108,9 @@ class ScriptedRouter(router_pb2_grpc.RouterServicer):
             pool=common_pb2.POOL_PROMPT,
             queue_tokens=12,
             chosen=True,
+            kv_blocks_used=7,
+            kv_blocks=100,
+            cached_tokens=64,
         )
         record = router_pb2.DecisionRecord(
             kind="assign",
@@ -116,6 +119,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServicer):
             token_machine="t0",
             candidates=[candidate],
             at_us=2_000_000,
+            prompt_machines_left_out=31,
         )
         return router_pb2.Explanation(request_id="r1", decisions=[record])
 

@@ -6,8 +6,10 @@ import threading
 import time
 
 import pytest
+from typer.testing import CliRunner
 
 from splitwise import errors
+from splitwise.cli.main import app
 from splitwise.client import Client, FinishReason, Message, TransferMode, never
 from tests.support.scripted_router import ServerThread, eventually
 
@@ -262,6 +264,14 @@ def test_operators_calls(client: Client, server: ServerThread):
     assert (cluster.queued, cluster.running, cluster.counters["received"]) == (2, 1, 3)
     record = client.explain("r1")[0]
     assert (record.at, record.kind, record.candidates[0].pool) == (2.0, "assign", "prompt")
+    seen = record.candidates[0]
+    assert (seen.queue_tokens, seen.kv_blocks_used, seen.kv_blocks, seen.cached_tokens) == (12, 7, 100, 64)
+    assert record.left_out == {"prompt": 31, "token": 0}
+    told = CliRunner().invoke(app, ["explain", "r1", "--router", str(server.address)])
+    assert told.exit_code == 0
+    assert "2000.0 ms  assign  p0 -> t0  (jsq:prompt-pool)" in told.output
+    assert "* p0  prompt pool, 12 tokens queued, 7/100 KV blocks, 64 tokens cached" in told.output
+    assert "and 31 more machines" in told.output
     with pytest.raises(errors.NotFoundError, match="r9"):
         client.explain("r9")
     assert client.drain("p0") == "draining"
