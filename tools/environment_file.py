@@ -8,13 +8,12 @@ The words are those of the settings' schema (splitwise/config/schema.py).
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from generated import keep_current
 from pydantic import BaseModel
 
 from splitwise.config import Settings
@@ -75,15 +74,7 @@ def _text(value: Any) -> str:
 
 def main() -> int:
     """Command line entry; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="only compare")
-    if not parser.parse_args().check:
-        TARGET.write_text(render())
-        return 0
-    if not TARGET.exists() or TARGET.read_text() != render():
-        print(f"not current: {TARGET.name}; run python tools/environment_file.py", file=sys.stderr)
-        return 1
-    return 0
+    return keep_current(TARGET, render(), "environment_file")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ What is said about a message or a field is said once, beside it in ``protos/``.
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import tempfile
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from generated import keep_current
 from google.protobuf import descriptor_pb2 as pb
 from grpc_tools import protoc
 
@@ -171,15 +170,7 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     """Command line entry; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="only compare")
-    if not parser.parse_args().check:
-        TARGET.write_text(render())
-        return 0
-    if not TARGET.exists() or TARGET.read_text() != render():
-        print(f"not current: {TARGET.name}; run python tools/protocol_reference.py", file=sys.stderr)
-        return 1
-    return 0
+    return keep_current(TARGET, render(), "protocol_reference")
 
 
 if __name__ == "__main__":

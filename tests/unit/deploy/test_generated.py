@@ -26,6 +26,7 @@ def tool(name: str) -> Any:
 def test_current_and_checked(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     module = tool(name)
     monkeypatch.setattr(sys, "argv", [name, "--check"])
     assert module.main() == 0, capsys.readouterr().err
