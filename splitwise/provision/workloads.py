@@ -16,6 +16,7 @@ import numpy as np
 
 from splitwise.config.nearest import nearest, unknown_keys
 from splitwise.errors import ConfigError
+from splitwise.perf.power import prompt_slowdown
 from splitwise.provision.designs import PAPER_DESIGNS, Design
 from splitwise.workload import Trace, load_trace
 
@@ -33,9 +34,9 @@ BUILT_IN = {
     "azure-conv": ((7, 1020, 2734, 4142, 14050), (10, 129, 424, 601, 1000)),
 }
 LOWEST_CAP = 0.5  # below it no measurement says what the token phase does
-# The capped machine of the paper: half the GPU power is 70 % of the machine's, and the
-# prompt phase takes 1.3 times as long. Caps between are taken to be linear.
-_SAVED, _SLOWER = (1 - 0.7) / 0.5, (1.3 - 1) / 0.5
+# The capped machine of the paper: half the GPU power is 70 % of the machine's. Caps between are
+# taken to be linear, here as in `prompt_slowdown`.
+_SAVED = (1 - 0.7) / 0.5
 
 
 def workload(name: str, folder: Path = Path()) -> Trace:
@@ -76,7 +77,7 @@ def capped(catalog: Catalog, hardware: str, cap: float) -> tuple[Catalog, str]:
             "gpu_power_cap": cap,
             "machine_watts": base.machine_watts * kept,
             "power_units": base.power_units * kept,
-            "prompt_factor": base.prompt_factor * (1 + _SLOWER * (1 - cap)),
+            "prompt_factor": base.prompt_factor * prompt_slowdown(cap),
             "profile": base.profile or base.name,
         }
     )
