@@ -89,9 +89,10 @@ class Streams:
         execute: Callable[[Outbox, Command], None],
     ) -> AsyncIterator[MachineEvents]:
         """Serve one control stream of either service until one end closes it."""
+        # Read before refused, or the router gets an internal error of grpc's in place of the status.
+        hello = await self._hello(commands, context)
         if self.description is None or self._over:
             await abort(context, UnavailableError("the machine is loading or stops", retry_after=1.0))
-        hello = await self._hello(commands, context)
         outbox = Outbox()
         outbox.add(MachineEvent(ready=self.description))
         if self._works.refusal is not None:

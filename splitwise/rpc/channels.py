@@ -36,6 +36,9 @@ WATCHED_KEEPALIVE_MS = 200
 # Half of the shortest interval at which clients ping, so that jitter never strikes.
 PING_ALLOWED_MS = WATCHED_KEEPALIVE_MS // 2
 MAX_PENDING_CALLS = 65_536
+# How long one attempt to connect may take, which is what grpc's min_reconnect_backoff means. A TLS
+# handshake with a loaded host takes its time; a refused attempt ends at once, whatever is said here.
+CONNECT_MS = 5_000
 # A peer that was restarted is found again within this time (grpc adds up to a fifth of it).
 MAX_REDIAL_MS = 500
 
@@ -64,7 +67,7 @@ CHANNEL_OPTIONS: Options = [
     ("grpc.enable_retries", 0),  # retries are ours: only where they are safe
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", MAX_REDIAL_MS),
 ]
 

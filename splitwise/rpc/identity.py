@@ -7,18 +7,21 @@ table below. Without TLS there is no check, which is why processes then listen o
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from splitwise.errors import AuthenticationError, NotAllowedError
+from splitwise.errors import AuthenticationError, NotAllowedError, RemoteError
 from splitwise.rpc.status import abort
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     Handler = grpc.RpcMethodHandler[Any, Any]
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,6 +30,8 @@ else:
     _Interceptor = grpc.aio.ServerInterceptor
 
 SUFFIX = ".splitwise"
+FIRST_MESSAGE_S = 5.0
+"""How long a caller that is refused may take for the first message of its stream."""
 
 
 class Role(StrEnum):
@@ -91,16 +96,28 @@ class Guard(_Interceptor):
         return _guarded(handler, str(handler_call_details.method))
 
 
-async def _check(method: str, context: Context) -> None:
-    roles = peer_roles(context)
+def refusal(method: str, roles: frozenset[Role]) -> RemoteError | None:
+    """Return why a caller with these roles may not call `method`, or None when it may."""
     allowed = allowed_roles(method)
     if roles & allowed:
-        return
+        return None
     need = " or ".join(sorted(role.value for role in allowed)) or "nobody"
     if not roles:
-        await abort(context, AuthenticationError(f"{method}: the certificate names no role; needs {need}"))
+        return AuthenticationError(f"{method}: the certificate names no role; needs {need}")
     have = ", ".join(sorted(role.value for role in roles))
-    await abort(context, NotAllowedError(f"{method}: the certificate is for {have}; needs {need}"))
+    return NotAllowedError(f"{method}: the certificate is for {have}; needs {need}")
+
+
+async def _check(method: str, request: Any, context: Context) -> None:
+    refused = refusal(method, peer_roles(context))
+    if refused is None:
+        return
+    if isinstance(request, AsyncIterator):
+        # A call that ends while its client still writes gives the client an internal error of
+        # grpc's in place of our status: so the first message is read, and ignored.
+        with suppress(StopAsyncIteration, TimeoutError):
+            await asyncio.wait_for(anext(request), FIRST_MESSAGE_S)
+    await abort(context, refused)
 
 
 def _guarded(handler: Handler, method: str) -> Handler:
@@ -110,12 +127,12 @@ def _guarded(handler: Handler, method: str) -> Handler:
     inner = getattr(handler, kind)
 
     async def one(request: Any, context: Context) -> Any:
-        await _check(method, context)
+        await _check(method, request, context)
         answer = inner(request, context)
         return await answer if inspect.isawaitable(answer) else answer
 
     async def many(request: Any, context: Context) -> AsyncIterator[Any]:
-        await _check(method, context)
+        await _check(method, request, context)
         answers = inner(request, context)
         if inspect.isawaitable(answers):  # a handler that writes to the context itself
             await answers

@@ -18,7 +18,12 @@ from splitwise.errors import AuthenticationError, ConfigError, ExitCode, ListenE
 from splitwise.rpc.channels import RpcServer, open_channel, open_sync_channel
 from splitwise.rpc.identity import Role, server_name
 from splitwise.rpc.status import to_exception
-from splitwise.rpc.v1 import router_pb2
+from splitwise.rpc.v1 import machine_pb2, router_pb2
+from splitwise.rpc.v1.machine_pb2_grpc import (
+    PromptServiceServicer,
+    PromptServiceStub,
+    add_PromptServiceServicer_to_server,
+)
 from splitwise.rpc.v1.router_pb2_grpc import RouterServicer, RouterStub, add_RouterServicer_to_server
 from tests.services.tls.cluster import flags, make_certificates, tls_of
 
@@ -275,3 +280,78 @@ def test_a_process_with_a_wrong_key_ends_for_good(made: Path, tmp_path: Path, se
     assert "machine.pem" in run.stderr
     assert "they do not belong together" in run.stderr
     assert (made / "kvd.key").read_text().splitlines()[1] not in run.stdout + run.stderr
+
+
+class Refusing(PromptServiceServicer):
+    """Never called: the caller's role is looked at before."""
+
+
+async def test_a_stream_is_refused_with_its_status_however_it_races(made: Path):
+    """The refusal must not overtake the caller's first message: grpc would make it INTERNAL."""
+    server = RpcServer(ANYWHERE, ["splitwise.v1.PromptService"], tls=tls_of(made, "machine"))
+    add_PromptServiceServicer_to_server(Refusing(), server.grpc)
+    address = await server.start()
+
+    async def ask(number: int) -> str:
+        first = machine_pb2.PromptCommand(hello=machine_pb2.Hello(router_id=str(number)))
+        async with open_channel(address, tls=tls_of(made, "kvd"), role=Role.MACHINE) as channel:
+            call: Any = PromptServiceStub(channel).Run
+            stream = call(iter([first]), timeout=CALL_S) if number % 2 else call(timeout=CALL_S)
+            try:
+                if not number % 2:
+                    await stream.write(first)
+                await stream.read()
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name} {error.details()}"
+            return f"{(await stream.code()).name} {await stream.details()}"
+
+    try:
+        for _ in range(10):
+            answers = set(await asyncio.gather(*map(ask, range(8))))
+            method = "/splitwise.v1.PromptService/Run"
+            assert answers == {f"PERMISSION_DENIED {method}: the certificate is for kvd; needs router"}
+    finally:
+        await server.stop(0)
+
+
+async def test_a_caller_that_sends_nothing_is_refused_all_the_same(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("splitwise.rpc.identity.FIRST_MESSAGE_S", 0.1)
+    server = RpcServer(ANYWHERE, ["splitwise.v1.PromptService"], tls=tls_of(made, "machine"))
+    add_PromptServiceServicer_to_server(Refusing(), server.grpc)
+    address = await server.start()
+    try:
+        async with open_channel(address, tls=tls_of(made, "kvd"), role=Role.MACHINE) as channel:
+            call: Any = PromptServiceStub(channel).Run
+            assert await call(timeout=CALL_S).code() is grpc.StatusCode.PERMISSION_DENIED
+    finally:
+        await server.stop(0)
+
+
+async def test_a_slow_handshake_is_waited_for(made: Path):
+    """A loaded host answers late: the attempt to connect must not be given up before."""
+    server = RpcServer(ANYWHERE, ["splitwise.v1.Router"], tls=tls_of(made, "router"))
+    add_RouterServicer_to_server(Models(), server.grpc)
+    address = await server.start()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1)  # the host's load
+        to_server = await asyncio.open_connection(address.host, address.port)
+        await asyncio.gather(pump(reader, to_server[1]), pump(to_server[0], writer))
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65_536):
+            target.write(data)
+            await target.drain()
+        target.close()
+
+    listener = await asyncio.start_server(late, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    try:
+        slow = Address("127.0.0.1", port)
+        async with open_channel(slow, tls=tls_of(made, "client"), role=Role.ROUTER) as channel:
+            await RouterStub(channel).ListModels(router_pb2.ListModelsRequest(), timeout=CALL_S)
+    finally:
+        listener.close()
+        await server.stop(0)
