@@ -180,3 +180,26 @@ def test_a_fleet(up):
     names = sorted(machine["machine_id"] for machine in status["machines"])
     assert names == ["prompt-0", "prompt-1", "token-0", "token-1"]
     assert started.run("generate", "hello", "--max-tokens", "3").returncode == 0
+
+
+def test_a_fleet_with_power(up):
+    cluster = up("--emulate", "1xH100:prompt 1xH100:token", "--power-budget", "7600")
+    cluster.wait_for(READY)
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        state = json.loads(cluster.run("status", "--json").stdout)
+        enforced = {
+            machine["machine_id"]: (machine["power"] or {}).get("enforced") for machine in state["machines"]
+        }
+        if enforced == {"prompt-0": 5600, "token-0": 2000}:
+            break
+        assert time.monotonic() < end, state
+        time.sleep(0.1)
+    assert (state["power"]["budget"], state["power"]["enforced"], state["power"]["missing"]) == (
+        7600,
+        7600,
+        0,
+    )
+    assert cluster.run("generate", "hello", "--max-tokens", "3").returncode == 0
+    cluster.process.terminate()
+    assert cluster.process.wait(PATIENCE_S) == 0

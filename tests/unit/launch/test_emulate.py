@@ -10,7 +10,7 @@ import pytest
 from services.engine.emulated import settings_from_options
 from splitwise.config import Address, load_settings
 from splitwise.errors import ConfigError
-from splitwise.launch.emulate import EmulatedGroup, parse_groups, write_fleet
+from splitwise.launch.emulate import EmulatedGroup, fleet_gpus, parse_groups, write_fleet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +62,32 @@ def test_every_entry_is_what_a_machine_reads(tmp_path: Path) -> None:
     assert str(machine.kvd_address) == "127.0.0.1:7500"
     engine = settings_from_options(machine.engine.options)
     assert (engine.hardware, engine.time_scale) == ("a100-80gb", 0.1)
+
+
+def test_machines_get_their_gpus_and_their_agent(tmp_path: Path) -> None:
+    groups = parse_groups(["H100:prompt", "A100:token"])
+    gpus = fleet_gpus(groups)
+    assert {name: (len(own), own[0].highest) for name, own in gpus.items()} == {
+        "prompt-0": (8, 700),
+        "token-0": (8, 400),
+    }
+    write_fleet(
+        tmp_path / "machines.json",
+        groups,
+        routers=["127.0.0.1:7400"],
+        kvd_socket=tmp_path / "k.sock",
+        kvd_address="127.0.0.1:7500",
+        power_agent="127.0.0.1:7600",
+        gpu_file=tmp_path / "gpus.bin",
+    )
+    for entry in json.loads((tmp_path / "machines.json").read_text()):
+        machine = load_settings("machine", entry["arguments"]).settings.machine
+        assert machine.power_agent == Address("127.0.0.1", 7600)
+        engine = settings_from_options(machine.engine.options)
+        assert machine.gpus == engine.gpus == tuple(gpu.uuid for gpu in gpus[machine.id])
+        assert engine.gpu_file == tmp_path / "gpus.bin"
+
+
+def test_a_type_that_is_capped_already_is_not_capped_twice() -> None:
+    with pytest.raises(ConfigError, match="would count twice with a power agent: name h100-80gb"):
+        fleet_gpus(parse_groups(["H100:prompt", "H100cap:token"]))
