@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -162,3 +167,41 @@ def test_a_request_larger_than_any_machine_is_named() -> None:
 def test_prefixes_are_not_in_traces() -> None:
     with pytest.raises(ConfigError, match="prefix-aware"):
         simulate(Trace.of([0.0], [5], [5]), cluster(1, 1), scheduler=SchedulerSettings(policy="prefix-aware"))
+
+
+def test_a_prompt_longer_than_a_batch_is_computed_and_pushed_in_chunks() -> None:
+    setup = cluster(1, 1)
+    result = simulate(Trace.of([0.0], [5000], [2]), setup)
+    chunks = [MODEL.prompt_seconds(2048), MODEL.prompt_seconds(2048), MODEL.prompt_seconds(904)]
+    assert result.ttft[0] == pytest.approx(sum(chunks))
+    assert result.machine_load(0).iterations == 3
+    assert result.machine_load(0).bytes_sent == 5000 * KV
+    visible = 904 * KV / 50e9 / 80 + 0.005 + setup.handoff_seconds  # the others went meanwhile
+    assert result.second_token[0] == pytest.approx(visible + MODEL.token_seconds(1, 5001))
+
+
+UNCOMPILED = """
+import sys, json
+from pathlib import Path
+from splitwise.perf.catalog import shipped
+from splitwise.sim.config import build_cluster, load_config
+from splitwise.sim.run import simulate
+from splitwise.workload import load_trace
+config = load_config(Path(sys.argv[1]))
+result = simulate(load_trace(config.trace.file), build_cluster(config, shipped()))
+print(json.dumps([result.first.tolist(), result.last.tolist(), result.token_machine.tolist()]))
+"""
+
+
+def test_the_same_without_compiling(config_file: Path) -> None:
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", UNCOMPILED, str(config_file)],
+            env={**os.environ, "NUMBA_DISABLE_JIT": disabled, "PYTHONPATH": str(Path(__file__).parents[3])},
+            check=True, capture_output=True, text=True,
+        ).stdout
+        for disabled in ("0", "1")
+    ]  # fmt: skip
+    first, second = (json.loads(text) for text in told)
+    assert first[2] == second[2]
+    assert np.allclose(first[:2], second[:2], rtol=0, atol=1e-12)
