@@ -16,7 +16,7 @@ from tests.support.log_events import log_calls
 from tests.support.tables import code, rows
 
 FREE = {"exception", "and what the process is"}  # columns' words that no call names
-BOUND = {"router", "phase", "agent"}  # fields that come from `bind`
+BOUND = {"router", "phase", "agent", "peer", "transports"}  # fields that come from `bind`
 
 
 def documented() -> dict[str, dict[str, str]]:
