@@ -36,13 +36,13 @@ def compare(seed: int, **options: bool) -> tuple[int, int]:
     return sum(job.restarts for job in jobs), sum(job.pair[0] == job.pair[1] for job in jobs)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32 - 1))
 def test_equal_assignments(seed: int) -> None:
     compare(seed, tight=seed % 2 == 0)
 
 
 def test_equal_assignments_when_machines_are_lost() -> None:
-    told = [compare(seed, failure=True, tight=seed % 2 == 0) for seed in range(30)]
-    assert sum(restarts for restarts, _ in told) > 20
+    told = [compare(seed, failure=True, tight=seed % 2 == 0) for seed in range(20)]
+    assert sum(restarts for restarts, _ in told) > 10
     assert sum(shared for _, shared in told) > 20
