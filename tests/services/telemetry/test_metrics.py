@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.services.router.cluster import PATIENCE, request
 from tests.services.telemetry.conftest import NODES
 from tests.support.tables import code, rows
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import aiohttp
-    import pytest
 
     from tests.services.telemetry.conftest import MeasuredCluster
     from tests.support.scraping import Scrape
@@ -67,7 +68,8 @@ async def test_exported_is_documented_and_values_follow_the_requests(
     before = await measured.metrics(http)
     assert before.keys() == {"router", "a", "b", "node", *measured.machines}, measured.metric_addresses()
 
-    assert (await measured.ask(request(max_tokens=5))).finished.output_tokens == 5
+    five = (await measured.ask(request(max_tokens=5))).finished
+    assert five.output_tokens == 5
     assert (await measured.ask(request(max_tokens=1))).finished.output_tokens == 1
     assert (await measured.ask(request(max_tokens=0))).error is not None
     assert (await measured.ask(request(model="nobody"))).error is not None
@@ -105,8 +107,11 @@ async def test_exported_is_documented_and_values_follow_the_requests(
     assert moved("router", "splitwise_router_queue_seconds_count") == 2
     assert moved("router", "splitwise_router_second_token_seconds_count") == 1
     assert moved("router", "splitwise_router_tbt_seconds_count") == 1
-    assert moved("router", "splitwise_router_transfer_exposed_seconds_count") == 1
-    assert moved("router", "splitwise_router_transfer_hidden_seconds_sum") > 0
+    exposed, pushed = five.transfer.exposed_us / 1e6, five.transfer.push_us / 1e6
+    for process, metric in (("router", "splitwise_router_transfer"), ("a", "splitwise_kvd")):
+        assert moved(process, f"{metric}_exposed_seconds_count") == 1
+        assert moved(process, f"{metric}_exposed_seconds_sum") == pytest.approx(exposed)
+        assert moved(process, f"{metric}_hidden_seconds_sum") == pytest.approx(max(0.0, pushed - exposed))
     assert moved("router", "splitwise_router_restarts_total") == 0
     assert after["router"].value("splitwise_router_machines", pool="prompt", state="serving") == 1
     assert after["router"].value("splitwise_router_queue_tokens") == 0

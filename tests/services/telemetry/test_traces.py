@@ -128,7 +128,8 @@ async def test_one_trace_holds_the_whole_way_of_a_request(traced: TracedCluster)
     assert found["attempt"].attributes["splitwise.token_machine"] == token
     assert push["splitwise.bytes"] == finished.transfer.bytes > 0
     assert push["splitwise.exposed_us"] == finished.transfer.exposed_us
-    assert push["splitwise.hidden_us"] == finished.transfer.push_us - finished.transfer.exposed_us
+    hidden = finished.transfer.push_us - finished.transfer.exposed_us
+    assert push["splitwise.hidden_us"] == max(0, hidden)
     assert push["splitwise.transport"] == "ucx"
     assert [name for name, _ in found["attempt"].events] in (
         ["first token", "KV received"],
