@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 from typing import TYPE_CHECKING
 
+from services.kvd.limits import check_host
 from services.kvd.metrics import export
 from services.kvd.node import Node
 from services.kvd.servicers import OperatorServicer, PeerServicer
@@ -13,7 +13,6 @@ from services.kvd.ucx import UcxError
 from splitwise.errors import ConfigError
 from splitwise.rpc.channels import RpcServer
 from splitwise.rpc.v1.kvd_pb2_grpc import add_KvdPeerServicer_to_server, add_KvdServicer_to_server
-from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
     from splitwise.config import Settings
@@ -26,7 +25,7 @@ STOP_GRACE_S = 1.0
 async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
     """Run the daemon until it is told to stop."""
     lifecycle.loading("ucx")
-    _warn_about_memlock()
+    check_host(settings.kvd.ucx.tls)
     try:
         node = Node(settings.kvd, settings.tls)
     except UcxError as error:
@@ -53,13 +52,3 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
         local.close()
         await server.stop(STOP_GRACE_S)
         await node.close()
-
-
-def _warn_about_memlock() -> None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit != resource.RLIM_INFINITY:
-        get_logger().warning(
-            "kvd.memlock_limited",
-            bytes=limit,
-            remedy="RDMA needs LimitMEMLOCK=infinity in the unit (TCP and shared memory do not)",
-        )
