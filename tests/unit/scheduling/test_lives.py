@@ -525,7 +525,7 @@ def test_memory_is_bounded_over_many_requests_and_machines() -> None:
     scheduler = talk.scheduler
     assert scheduler.open_requests == 0
     assert len(scheduler._deadlines) <= 65
-    assert len(scheduler._placement._prefixes) <= 100
+    assert len(scheduler._placement.prefixes) <= 100
     assert not any(machine.open for machine in scheduler.fleet.machines.values())
     for number in range(REMEMBERED_IDS + 50):
         talk.join(f"p-{number}")
