@@ -33,7 +33,7 @@ class EventLog:
         self._older = path.with_name(path.name + ".1")
         self._max_bytes = max_bytes
         self._scheduler = scheduler
-        self._size = 0
+        self._size = 0  # of the events; a large cluster's first line does not count
         self._failed = False
         try:
             if path.is_file() and path.stat().st_size:
@@ -42,6 +42,7 @@ class EventLog:
         except OSError as error:
             raise ConfigError(f"router.event_log: {path}: {error.strerror}") from None
         self._recorder = Recorder(scheduler, self._write)
+        self._size = 0
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +81,6 @@ class EventLog:
             self._give_up(error)
 
     def _begin_again(self) -> None:
-        self._size = 0
         try:
             self._file.close()
             self._path.replace(self._older)
@@ -89,6 +89,7 @@ class EventLog:
             self._give_up(error)
             return
         self._recorder.begin_again()
+        self._size = 0
         get_logger().info("event_log.rotated", older=str(self._older))
 
     def _give_up(self, error: OSError) -> None:

@@ -71,6 +71,14 @@ def test_a_full_file_gives_way_and_both_replay(tmp_path: Path) -> None:
         assert replay(lines) == len(lines) - 1
 
 
+def test_a_first_line_larger_than_the_file_may_be_costs_no_file_per_event(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    recorded(path, max_bytes=2_000)
+    first, *events = (tmp_path / "events.jsonl.1").read_text().splitlines()
+    assert len(first) > 2_000
+    assert len(events) > 3
+
+
 def test_a_log_of_an_earlier_run_is_kept_as_the_older_one(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     recorded(path)
