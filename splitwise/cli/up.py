@@ -132,8 +132,8 @@ async def _up(options: ClusterOptions, display: Display, as_json: bool) -> int:
             if as_json:
                 print_json(
                     {
-                        "router": cluster.router,
-                        "http": cluster.http,
+                        "router": str(cluster.router),
+                        "http": None if cluster.http is None else str(cluster.http),
                         "seconds_to_ready": cluster.seconds_to_ready,
                     }
                 )
