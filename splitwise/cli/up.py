@@ -72,6 +72,10 @@ def up(
     power_budget: Annotated[
         float | None, typer.Option(min=1, help="Watts of all GPUs' limits together; implies --power.")
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="host:port of the router's metrics; the other processes take the ports after it."),
+    ] = None,
     log_level: LogLevel = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Once it serves, print where, as JSON on standard output.")
@@ -97,6 +101,7 @@ def up(
         log_level=log_level,
         power=power or power_budget is not None,
         power_budget_watts=power_budget,
+        metrics=_metrics(metrics, config),
         model=_model(model, EngineKind.EMULATED if emulate else engine, display),
     )
     raise typer.Exit(asyncio.run(_up(options, display, as_json)))
@@ -140,6 +145,8 @@ async def _up(options: ClusterOptions, display: Display, as_json: bool) -> int:
                 sys.stdout.flush()
             if cluster.http is not None:
                 display.say(f"OpenAI-compatible gateway and dashboard: http://{cluster.http}", "green")
+            if options.metrics is not None and options.metrics.port:
+                display.say(f"metrics of the router: http://{options.metrics}/metrics", "green")
             display.say('try: splitwise generate "Once upon a time" --max-tokens 32; Ctrl-C stops', "dim")
             await stop.wait()
             display.say("stopping", "bold")
@@ -233,6 +240,15 @@ async def _running(
         raise
     finally:
         on_stop.cancel()
+
+
+def _metrics(flag: str | None, config: Path | None) -> Address | None:
+    """Return the flag's address, else that of the settings: one port cannot serve many processes."""
+    if flag is not None:
+        return _address("--metrics", flag)
+    from splitwise.config import load_settings
+
+    return load_settings(file=config).settings.telemetry.metrics_listen
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -90,14 +90,17 @@ def write_fleet(
     options: Mapping[str, Any] | None = None,
     power_agent: Address | str | None = None,
     gpu_file: Path | None = None,
+    metrics: Sequence[Address] = (),
 ) -> list[str]:
     """Write the fleet's file; returns the machines' ids, such as ``prompt-0``.
 
     `options` go to every engine (see docs/engine-emulated.md); the hardware is the group's.
     With `power_agent` and `gpu_file`, which holds `fleet_gpus`, machines have their GPUs capped.
+    `metrics`: where each machine in turn serves its metrics; by default as the settings say.
     """
     entries: list[dict[str, Any]] = []
     gpus = {} if gpu_file is None else fleet_gpus(groups)
+    measured = dict(zip((name for name, _ in _named(groups)), metrics, strict=False))
     for name, group in _named(groups):
         engine = {**(options or {}), "hardware": group.hardware}
         arguments = ["--id", name, "--listen", "127.0.0.1:0", "--node", node]
@@ -107,6 +110,8 @@ def write_fleet(
             own = [gpu.uuid for gpu in gpus[name]]
             engine |= {"gpu_file": str(gpu_file), "gpus": own}
             arguments += ["--power_agent", str(power_agent), "--gpus", ",".join(own)]
+        if name in measured:
+            arguments += ["--telemetry.metrics_listen", str(measured[name])]
         arguments += ["--engine.kind", "emulated", "--engine.options", json.dumps(engine)]
         entries.append({"home": group.home, "arguments": arguments})
     file.write_text(json.dumps(entries), encoding="utf-8")

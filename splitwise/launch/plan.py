@@ -7,7 +7,7 @@ each with its own KV daemon, so that KV caches take the same way as between two 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from splitwise.config import Address, EngineKind
@@ -59,6 +59,7 @@ class ClusterOptions:
     log_level: str = "info"
     power: bool = False
     power_budget_watts: float | None = None
+    metrics: Address | None = None  # of the router; every other process takes a port after it
 
 
 def plan_cluster(options: ClusterOptions, folder: Path) -> list[ProcessSpec]:
@@ -67,7 +68,8 @@ def plan_cluster(options: ClusterOptions, folder: Path) -> list[ProcessSpec]:
         raise ConfigError("--prompt and --token: at least one machine of each is needed")
     power = [_power(options, folder)] if options.power else []
     if options.emulate:
-        return [*power, _kvd("kvd", "node", folder), _router(options), _fleet(options, folder)]
+        specs = [*power, _kvd("kvd", "node", folder), _router(options), _fleet(options, folder)]
+        return _with_metrics(specs, options.metrics)
     specs = [
         *power,
         _kvd("kvd-prompt", "node-prompt", folder),
@@ -76,7 +78,30 @@ def plan_cluster(options: ClusterOptions, folder: Path) -> list[ProcessSpec]:
     ]
     for home, count in (("prompt", options.prompt), ("token", options.token)):
         specs += [_machine(f"{home}-{index}", home, folder, options) for index in range(count)]
-    return specs
+    return _with_metrics(specs, options.metrics)
+
+
+def metrics_addresses(first: Address, count: int) -> list[Address]:
+    """Return where so many processes serve their metrics; raises `ConfigError`. Port 0 is any, for all."""
+    if first.port and first.port + count > 65_536:
+        raise ConfigError(f"--metrics {first}: {count} processes need as many ports from there on")
+    return [first.with_port(first.port + index if first.port else 0) for index in range(count)]
+
+
+def _with_metrics(specs: list[ProcessSpec], first: Address | None) -> list[ProcessSpec]:
+    """Give every process a port for its metrics: the router the first, a fleet's machines the last."""
+    if first is None:
+        return specs
+    ordered = sorted(specs, key=lambda spec: (spec.name != "router", spec.name == "fleet"))
+    addresses = dict(zip((s.name for s in ordered), metrics_addresses(first, len(ordered)), strict=True))
+
+    def measured(spec: ProcessSpec) -> ProcessSpec:
+        if spec.name == "fleet":
+            return spec  # its file tells each machine
+        flags = ["--telemetry.metrics_listen", str(addresses[spec.name])]
+        return replace(spec, arguments=lambda known: [*spec.arguments(known), *flags])
+
+    return [measured(spec) for spec in specs]
 
 
 def environment(options: ClusterOptions, folder: Path) -> dict[str, str]:
@@ -154,7 +179,17 @@ def _machine(name: str, home: str, folder: Path, options: ClusterOptions) -> Pro
     return ProcessSpec(name, 2, ("router", kvd, *POWER[options.power]), arguments)
 
 
+def _fleet_metrics(options: ClusterOptions, machines: int) -> list[Address]:
+    """Return the ports after those of router, daemon and power agent."""
+    if options.metrics is None:
+        return []
+    others = 3 if options.power else 2
+    return metrics_addresses(options.metrics, others + machines)[others:]
+
+
 def _fleet(options: ClusterOptions, folder: Path) -> ProcessSpec:
+    machines = sum(group.count for group in options.emulate)
+
     def arguments(known: Addresses) -> list[str]:
         file = folder / "fleet.json"
         write_fleet(
@@ -166,8 +201,8 @@ def _fleet(options: ClusterOptions, folder: Path) -> ProcessSpec:
             options=options.engine_options,
             power_agent=known.get("power"),
             gpu_file=folder / GPUS if options.power else None,
+            metrics=_fleet_metrics(options, machines),
         )
         return [*FLEET, str(file)]
 
-    machines = sum(group.count for group in options.emulate)
     return ProcessSpec("fleet", 2, ("router", "kvd", *POWER[options.power]), arguments, machines)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -203,3 +204,19 @@ def test_a_fleet_with_power(up):
     assert cluster.run("generate", "hello", "--max-tokens", "3").returncode == 0
     cluster.process.terminate()
     assert cluster.process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.slow
+def test_settings_with_a_metrics_port_serve_every_process_at_its_own(up, tmp_path):
+    first = 19_300
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(f'telemetry: {{metrics_listen: "127.0.0.1:{first}"}}\n')
+    cluster = up("--config", str(settings))
+    cluster.wait_for(READY)
+    services = []
+    for port in range(first, first + 5):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+            services.append(
+                re.search(r'splitwise_process_info\{.*service="(\w+)"', answer.read().decode())[1]
+            )
+    assert services == ["router", "kvd", "kvd", "prompt", "token"]
