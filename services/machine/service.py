@@ -124,18 +124,6 @@ class Machine:
             description.model = settings.model_name
         return description
 
-    async def _watch_engine(self) -> None:
-        """Stop taking work while the engine cannot do any, and take it again when it can."""
-        while True:
-            problem = self._engine.failure()
-            failing = self._works.refusal is not None
-            if problem is not None and not failing:
-                get_logger().error("engine.unavailable", error=problem)
-                self._works.refusal = (FAILURE_CAUSE_ENGINE, problem)
-                self._streams.tell_draining(problem, paused=True)
-                await self._server.set_serving(False)
-            elif problem is None and failing:
-                get_logger().info("engine.available")
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Return at `stop`; raises `EngineError` when the engine died, which a new process cures."""
         stopped = asyncio.create_task(stop.wait())
@@ -145,13 +133,25 @@ class Machine:
         if watch.done():
             watch.result()
 
+    async def _watch_engine(self) -> None:
+        """Stop taking work while the engine cannot do any, and take it again when it can."""
+        while True:
+            problem = self._engine.failure()
+            if problem is not None and self._engine.dead():
+                self._works.refusal = (FAILURE_CAUSE_ENGINE, problem)
+                raise EngineError(problem)
+            failing = self._works.refusal is not None
+            if problem is not None and not failing:
+                get_logger().error("engine.unavailable", error=problem)
+                self._works.refusal = (FAILURE_CAUSE_ENGINE, problem)
+                self._streams.tell_draining(problem, paused=True)
+                await self._server.set_serving(False)
+            elif problem is None and failing:
+                get_logger().info("engine.available")
                 self._works.refusal = None
                 self._streams.tell_draining("", over=True, paused=True)
                 await self._server.set_serving(True)
             await asyncio.sleep(WATCH_S)
-            if problem is not None and self._engine.dead():
-                self._works.refusal = (FAILURE_CAUSE_ENGINE, problem)
-                raise EngineError(problem)
 
     async def drain(self) -> None:
         """Take no new work; let what runs finish and leases end, up to the limit."""
