@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from splitwise.errors import ExitCode
+from splitwise.launch.emulated_gpus import FILE_VARIABLE
 from tests.support.compose_file import ROOT
+from tests.support.emulated_gpus import GpuNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,12 +71,16 @@ def units() -> Iterator[tuple[Path, list[Unit]]]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("module", ["router", "kvd", "prompt", "token"])
-def test_ready_alive_reloading_stopping(units: tuple[Path, list[Unit]], module: str):
+@pytest.mark.parametrize("module", ["router", "kvd", "prompt", "token", "power"])
+def test_ready_alive_reloading_stopping(
+    units: tuple[Path, list[Unit]], module: str, monkeypatch: pytest.MonkeyPatch
+):
     folder, started = units
+    monkeypatch.setenv(FILE_VARIABLE, str(GpuNode(folder).file))
     kvd_socket = str(folder / "kvd.sock")
     kvd = ("--socket", kvd_socket, "--listen", ANYWHERE)
-    flags = {"router": ("--listen", ANYWHERE), "kvd": kvd}
+    power = ("--listen", ANYWHERE, "--nvml", "services.power.emulated_nvml", "--state", str(folder / "state"))
+    flags = {"router": ("--listen", ANYWHERE), "kvd": kvd, "power": power}
     machine = ("--kvd_socket", kvd_socket, "--engine.kind", "emulated", "--routers", "127.0.0.1:1")
     if module in ("prompt", "token"):
         started.append(Unit(folder, "kvd", *kvd))

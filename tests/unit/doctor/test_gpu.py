@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from splitwise.doctor import Finding, Verdict, cuda, gpu
+from splitwise.launch.emulated_gpus import FILE_VARIABLE, NO_PERMISSION
+from tests.support.emulated_gpus import GpuNode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +159,21 @@ def test_power_limits(monkeypatch: pytest.MonkeyPatch, fault: int, verdict: Verd
     assert says in findings[0].found
     assert nvml.state["set"] == ([] if fault else [(0, 700_000), (1, 700_000)])  # the limit that it has
     assert nvml.state["shut"] == 1
+
+
+def test_the_emulated_driver_is_judged_like_a_real_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = GpuNode(tmp_path, count=2)
+    monkeypatch.setenv(FILE_VARIABLE, str(node.file))
+    node.set_limit(0, 400)
+    node.fault(1, NO_PERMISSION)
+    findings = gpu.power("services.power.emulated_nvml")
+    assert verdicts(findings) == {"GPU 0": OK, "GPU 1": WARNING}
+    assert "400 W of 200 to 700 W" in findings[0].found
+    assert node.limits == [400, 700]  # nothing was changed
+    monkeypatch.delenv(FILE_VARIABLE)
+    assert verdicts(gpu.power("services.power.emulated_nvml")) == {"GPUs": FAILURE}
 
 
 def test_a_missing_nvml_package_is_a_warning() -> None:
