@@ -14,7 +14,7 @@ import numpy as np
 from splitwise.scheduling import batching
 from splitwise.scheduling.arrays import ClusterState, install, new_state
 from splitwise.scheduling.policies import new_limits
-from splitwise.sim.passed import Passed
+from splitwise.sim.passed import Passed, passed_as_one
 from splitwise.sim.world import World, new_world
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def new_sim(
     world.whole[ALIVE] = 1
     world.real[LINK] = [machine.link_bytes for machine in machines]
     world.real[VISIBLE] = [machine.visible_seconds for machine in machines]
-    state = new_state(len(machines))
+    state = passed_as_one(new_state(len(machines)))
     for slot, machine in enumerate(machines):
         install(state, slot, 0, machine.home, machine.kv_blocks, cluster.max_running)
     limits = new_limits(

@@ -10,7 +10,7 @@ counted: the arrays and the block live as long as the Python object does.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 from numba import config, typeof, types
@@ -21,6 +21,8 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import NativeValue, intrinsic, register_model, typeof_impl, unbox
 
 from splitwise.sim.compiled import compiled
+
+Fields = TypeVar("Fields", bound=NamedTuple)
 
 _BYTES_PER_FIELD = 1024  # more than the description of any array or tuple of arrays here
 
@@ -111,20 +113,26 @@ class Passed:
     def make(cls, *values: Any) -> Self:
         """Return a structure of `values`, in the order of the class's annotations."""
         made = cls()
-        names = tuple(cls.__annotations__)
-        for name, value in zip(names, values, strict=True):
-            setattr(made, name, value)
-        made._locate(names, values)
+        made.hold(tuple(cls.__annotations__), values)
         return made
 
-    def _locate(self, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
-        """Write the block that compiled code reads; where nothing is compiled, nobody needs it."""
+    def hold(self, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
+        """Take the fields' values in; once, since compiled code reads a copy of what describes them."""
+        for name, value in zip(names, values, strict=True):
+            setattr(self, name, value)
         if config.DISABLE_JIT:
             return
         self._block = np.zeros(_BYTES_PER_FIELD * len(values), np.uint8)
         self.address = int(self._block.ctypes.data)
         self.numba_type = _PassedType(names, _Block(tuple(typeof(value) for value in values)))
         _fill(self.address, values)
+
+
+def passed_as_one(fields: Fields) -> Fields:
+    """Return what has the fields of a named tuple, but is handed to compiled code as one pointer."""
+    made = Passed()
+    made.hold(fields._fields, fields)
+    return cast("Fields", made)
 
 
 @typeof_impl.register(Passed)  # type: ignore[untyped-decorator]
