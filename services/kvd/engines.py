@@ -125,6 +125,9 @@ class EngineSession(Protocol):
     def send(self, message: DaemonMessage) -> None:
         """Send now or when the engine reads again."""
 
+    def read(self) -> None:
+        """Take what the engine has sent."""
+
     def close(self, why: str) -> None:
         """End it; idempotent."""
 

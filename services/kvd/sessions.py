@@ -50,7 +50,7 @@ class Session:
         self._engine: Engine | None = None
         self._owner = False  # this session brought the memory
         self.closed = False
-        self._loop.add_reader(connection, self._readable)
+        self._loop.add_reader(connection, self.read)
 
     def send(self, message: pb.DaemonMessage) -> None:
         """Send now or when the engine reads again."""
@@ -92,7 +92,8 @@ class Session:
         else:
             self._loop.add_writer(self._socket, self._flush)
 
-    def _readable(self) -> None:
+    def read(self) -> None:
+        """Take what the engine has sent."""
         try:
             while not self.closed and (packet := receive(self._socket)) is not None:
                 data, descriptors = packet
@@ -102,12 +103,24 @@ class Session:
                     return
                 complete = self._assembler.feed(data)
                 if complete is not None:
+                    self._catch_up()
                     self._take(pb.EngineMessage.FromString(complete))
         except (WireError, DecodeError, BadTransferError, GeometryError, ValueError) as error:
             get_logger().warning("engine.bad_message", engine=self._name(), error=str(error))
             self._refuse(str(error))
         except OSError as error:
             self.close(f"connection lost ({error.strerror})")
+
+    def _catch_up(self) -> None:
+        """Before a word of the session with the memory, take what the engine's others have said.
+
+        A rank of an engine learns of a transfer from the engine's scheduler, which has announced
+        it here before, on its own session: the announcement is there, but this may be read first.
+        """
+        if self._owner and self._engine is not None:
+            for session in list(self._engine.sessions):
+                if session is not self:
+                    session.read()
 
     def _name(self) -> str:
         return self._engine.engine_id if self._engine is not None else "(not attached)"

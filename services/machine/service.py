@@ -96,7 +96,7 @@ class Machine:
         lifecycle.loading("engine", kind=self._settings.engine.kind.value)
         description = self._describe(await self._engine.start(), bound)
         self._streams.description = description
-        self._transfers.start(description.engine_id)
+        self._transfers.start(description.engine_id, max(1, description.tensor_parallel))
         self._power.start(description)
         self._tasks.append(asyncio.create_task(self._watch_engine(), name="engine-watch"))
         for router in self._settings.routers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple, Protocol
 
 TRANSFER_ID_BYTES = 16
@@ -27,6 +28,22 @@ class TransferKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.transfer_id.hex()[:12]}/{self.generation}"
+
+
+def part_key(key: TransferKey, rank: int) -> TransferKey:
+    """Name the part of a transfer that one tensor-parallel rank moves; rank 0's is the transfer's own name.
+
+    Each rank's part is a transfer of its own to the daemons: its blocks hold other attention heads.
+    """
+    if rank == 0:
+        return key
+    digest = hashlib.blake2b(key.transfer_id, digest_size=TRANSFER_ID_BYTES, salt=rank.to_bytes(8, "little"))
+    return TransferKey(digest.digest(), key.generation)
+
+
+def part_engine_id(engine_id: str, rank: int) -> str:
+    """Name one rank of an engine at its daemon; rank 0 has the engine's name."""
+    return engine_id if rank == 0 else f"{engine_id}#{rank}"
 
 
 class BadTransferError(ValueError):

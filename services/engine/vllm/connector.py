@@ -27,14 +27,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from services.engine.vllm.geometry import facts
+from services.engine.vllm.hotline import CoreEnd, say_problem
 from services.engine.vllm.plan import StepDone, StepPlan
 from services.engine.vllm.prompt_side import PromptSide
-from services.engine.vllm.session import session_of
+from services.engine.vllm.session import scheduler_client
 from services.engine.vllm.token_side import TokenSide, token_params
 from services.engine.vllm.transfer import from_vllm
-from services.engine.vllm.worker_side import WorkerSide
+from services.engine.vllm.worker_side import AttachedRank, WorkerSide
 from services.kvd.client import Failed, Received, Released
-from splitwise.rpc.v1.kvd_pb2 import TRANSFER_FAILURE_REFUSED
+from splitwise.rpc.v1.kvd_pb2 import TRANSFER_FAILURE_REFUSED, KvGeometry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,10 +66,10 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        self._config = vllm_config
+        self._started = False  # the scheduler side, by `set_xfer_handshake_metadata`
         if role == KVConnectorRole.WORKER:
             self._worker = WorkerSide(vllm_config, kv_cache_config)
-        else:
-            self._start_scheduler_side(vllm_config)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, _extra_config: dict[str, Any]) -> bool:
@@ -77,22 +78,29 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Detach from the daemon; this process ends next, which shall not take seconds."""
-        if self.role == KVConnectorRole.SCHEDULER:
+        if self.role == KVConnectorRole.WORKER:
+            self._worker.close()
+        elif self._started:
             self._client.close()
             self._hotline.close()
-            # Runs before all other exit handlers: taking torch's and vLLM's modules apart one by one
-            # costs 2 s, and what they hold (memory, sockets) goes with the process.
-            atexit.register(os._exit, 0)
+        # Runs before all other exit handlers: taking torch's and vLLM's modules apart one by one
+        # costs 2 s, and what they hold (memory, sockets) goes with the process.
+        atexit.register(os._exit, 0)
 
     # ---- scheduler side
 
-    def _start_scheduler_side(self, config: VllmConfig) -> None:
-        session = session_of(config)
-        if session.geometry is None or session.attached is None:
-            raise RuntimeError("vLLM made the connector's scheduler side before the KV cache was attached")
-        block_tokens = session.geometry.block_tokens
-        self._client = session.client
-        self._hotline = session.hotline
+    def set_xfer_handshake_metadata(self, metadata: dict[int, AttachedRank]) -> None:
+        """Start the scheduler side: every rank has handed its KV memory to the daemon, or says why not."""
+        folder = self._config.kv_transfer_config.kv_connector_extra_config["folder"]
+        for rank, attached in sorted(metadata.items()):
+            if attached.problem:
+                say_problem(folder, attached.problem)
+                raise RuntimeError(f"rank {rank}: {attached.problem}")
+        geometry = KvGeometry.FromString(metadata[0].geometry)
+        block_tokens = geometry.block_tokens
+        self._client = scheduler_client(self._config)
+        self._hotline = CoreEnd(folder, self._client)
+        self._started = True
         self._prompts = PromptSide(self._client, block_tokens)
         self._tokens = TokenSide(self._client, block_tokens)
         self._failed: set[str] = set()  # to be reported with the next step
@@ -103,13 +111,13 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._waits.register(self._client.fileno(), select.POLLIN)
         self._waits.register(self._hotline.fileno(), select.POLLIN)
         self._hotline.hello(
-            fingerprint=session.attached.fingerprint,
-            facts=facts(session.geometry),
-            kv_blocks=session.geometry.num_blocks - 1,  # vLLM keeps block 0 for itself
+            fingerprint=metadata[0].fingerprint,
+            facts=facts(geometry),
+            kv_blocks=geometry.num_blocks - 1,  # vLLM keeps block 0 for itself
             block_tokens=block_tokens,
-            block_bytes=session.geometry.block_bytes_per_layer * session.geometry.layers,
-            max_model_len=config.model_config.max_model_len,
-            vocab_size=config.model_config.get_vocab_size(),
+            block_bytes=geometry.block_bytes_per_layer * geometry.layers * geometry.tp_size,
+            max_model_len=self._config.model_config.max_model_len,
+            vocab_size=self._config.model_config.get_vocab_size(),
         )
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
@@ -237,6 +245,10 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Attach to the daemon."""
         self._worker.attach(kv_caches)
+
+    def get_handshake_metadata(self) -> AttachedRank:
+        """Say what became of this rank's KV memory; vLLM gathers it from all ranks for the scheduler side."""
+        return self._worker.attached
 
     def bind_connector_metadata(self, connector_metadata: StepPlan) -> None:
         """Announce the pass; `start_load_kv` would be too late, vLLM calls it after the pass."""

@@ -82,6 +82,7 @@ class VllmEngine:
             engine=f"vllm {version}",
             tokenizer=str(model.path),
             vocab_size=hello["vocab_size"],
+            tensor_parallel=self._settings.tensor_parallel,
         )
         log.info("engine.ready", kv_blocks=hello["kv_blocks"], max_model_len=hello["max_model_len"])
         return self._description

@@ -15,9 +15,16 @@ class UnsupportedModelError(Exception):
 
 
 def geometry_of(
-    config: KVCacheConfig, *, block_tokens: int, dtype: str, model: str, backend: str
+    config: KVCacheConfig,
+    *,
+    block_tokens: int,
+    dtype: str,
+    model: str,
+    backend: str,
+    tp_rank: int,
+    tp_size: int,
 ) -> KvGeometry:
-    """Describe the KV cache that vLLM planned; raises `UnsupportedModelError`.
+    """Describe one rank's KV cache as vLLM planned it; raises `UnsupportedModelError`.
 
     One group of layers in one allocation is what all models with plain full attention have.
     Hybrid ones (sliding windows, state space, latent attention in several groups) hold
@@ -42,8 +49,8 @@ def geometry_of(
         layout=str(config.kv_cache_layout),
         model=model,
         backend=backend,
-        tp_rank=0,
-        tp_size=1,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
     )
 
 

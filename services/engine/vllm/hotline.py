@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from services.engine.vllm.transfer import hotline_key, hotline_name
 
 if TYPE_CHECKING:
-    from services.kvd.client import KvdClient
+    from services.engine.vllm.ranks import TransferClient
     from splitwise.kv.identity import TransferKey
 
 _SOCKET = "hotline.sock"
@@ -143,7 +143,7 @@ class AdapterEnd:
 class CoreEnd:
     """The engine core's end: connects, and kills this process when the service's is gone."""
 
-    def __init__(self, folder: str, client: KvdClient) -> None:
+    def __init__(self, folder: str, client: TransferClient) -> None:
         place = Path(folder)
         self._file = _map_figures(place, create=False)
         self._client = client
@@ -165,7 +165,7 @@ class CoreEnd:
             os.eventfd_read(self._rung)
 
     def hello(self, **what: Any) -> None:
-        """Tell the adapter, once, what was attached or why it could not be (``error``)."""
+        """Tell the adapter, once, what was attached."""
         self._say(what)
 
     def ended(
@@ -222,6 +222,13 @@ class CoreEnd:
                 self.rung_at = time.monotonic()
                 os.eventfd_write(self._rung, 1)
         return rest
+
+
+def say_problem(folder: str, problem: str) -> None:
+    """Tell the adapter why the engine core will end instead of starting."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as hotline:
+        hotline.connect(str(Path(folder) / _SOCKET))
+        hotline.sendall(json.dumps({"error": problem}).encode() + b"\n")
 
 
 def _map_figures(folder: Path, *, create: bool) -> mmap.mmap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from services.engine.interface import EngineError
@@ -78,7 +79,7 @@ def engine_arguments(settings: VllmSettings, model: ModelFolder, transfer: dict[
         "enable_prefix_caching": settings.prefix_caching,
         "enforce_eager": settings.eager,
         "disable_log_stats": True,
-        "tensor_parallel_size": 1,
+        "tensor_parallel_size": settings.tensor_parallel,
         "pipeline_parallel_size": 1,
         "kv_transfer_config": transfer,
     }
@@ -103,6 +104,8 @@ def create_engine(
             "kvd_socket": str(kvd_socket),
             "folder": str(folder),
             "model": model.identity,
+            # One for all sessions of this engine: a later start replaces them all.
+            "incarnation": time.time_ns(),
         },
     )
     arguments = engine_arguments(settings, model, transfer)

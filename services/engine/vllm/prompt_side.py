@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
+    from services.engine.vllm.ranks import TransferClient
     from services.engine.vllm.transfer import TransferParams
-    from services.kvd.client import KvdClient, Released
+    from services.kvd.client import Released
     from splitwise.kv.identity import TransferKey
 
 
@@ -40,7 +41,7 @@ class _Outgoing:
 class PromptSide:
     """Outgoing transfers of one engine. Called from the scheduler only."""
 
-    def __init__(self, client: KvdClient, block_tokens: int) -> None:
+    def __init__(self, client: TransferClient, block_tokens: int) -> None:
         self._client = client
         self._block_tokens = block_tokens
         self._by_request: dict[str, _Outgoing] = {}

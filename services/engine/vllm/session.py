@@ -1,48 +1,66 @@
-"""The engine core's one session with the KV daemon and one hotline, used by both sides of the connector.
+"""Who of an engine's processes has which session with the KV daemon.
 
-vLLM makes the worker side first (it has the KV memory), then the scheduler side. In an
-engine of one rank both live in one process and share the session, which keeps the order of
-what they say: a transfer is announced before its blocks are.
+An engine of one rank is one process: both sides of vLLM's connector share one session, which
+keeps the order of what they say: a transfer is announced before its blocks are. With several
+tensor-parallel ranks each is a process with the KV memory of its attention heads. The scheduler
+side, in the engine core's process, then has one more session for each, without memory: there
+it announces transfers and hears of their ends, while the ranks tell how far their layers are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.engine.vllm.hotline import CoreEnd
+from services.engine.vllm.ranks import RankClients
 from services.kvd.client import KvdClient
+from splitwise.kv.identity import part_engine_id
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from splitwise.rpc.v1.kvd_pb2 import Attached, KvGeometry
+    from services.engine.vllm.ranks import TransferClient
+
+_shared: dict[str, KvdClient] = {}
 
 
-@dataclass(slots=True)
-class Session:
-    """What the two sides of the connector share."""
-
-    client: KvdClient
-    hotline: CoreEnd
-    model: str  # identity
-    geometry: KvGeometry | None = None  # of what is attached
-    attached: Attached | None = None
+def rank_client(config: VllmConfig, rank: int) -> KvdClient:
+    """Return the client with which a rank attaches its KV memory; it still has to."""
+    if config.parallel_config.world_size > 1:
+        return _client(config, rank)
+    return _shared_client(config)
 
 
-_sessions: dict[str, Session] = {}
+def scheduler_client(config: VllmConfig) -> TransferClient:
+    """Return the scheduler side's client; the ranks have attached by then."""
+    ranks = config.parallel_config.tensor_parallel_size
+    if config.parallel_config.world_size == 1:
+        return _shared_client(config)
+    clients = [_client(config, rank) for rank in range(ranks)]
+    for client in clients:
+        client.attach()
+    return RankClients(clients)
 
 
-def session_of(config: VllmConfig) -> Session:
-    """Return this process's session for the engine, making it first; it still has to be attached."""
-    transfer = config.kv_transfer_config
-    if config.parallel_config.world_size != 1:
+def check_ranks(config: VllmConfig) -> None:
+    """Raise ValueError for a way of spreading the model that is not served."""
+    parallel = config.parallel_config
+    if parallel.world_size != parallel.tensor_parallel_size:
         raise ValueError(
-            f"engine {transfer.engine_id}: {config.parallel_config.world_size} ranks; only one is supported "
-            "(tensor_parallel_size=1, pipeline_parallel_size=1)"
+            f"engine {config.kv_transfer_config.engine_id}: {parallel.world_size} ranks, of which"
+            f" {parallel.tensor_parallel_size} tensor-parallel: no other kind is supported"
+            " (pipeline_parallel_size=1)"
         )
-    if transfer.engine_id not in _sessions:
-        options = transfer.kv_connector_extra_config
-        client = KvdClient(options["kvd_socket"], transfer.engine_id)
-        _sessions[transfer.engine_id] = Session(client, CoreEnd(options["folder"], client), options["model"])
-    return _sessions[transfer.engine_id]
+
+
+def _shared_client(config: VllmConfig) -> KvdClient:
+    engine_id = config.kv_transfer_config.engine_id
+    if engine_id not in _shared:
+        _shared[engine_id] = _client(config, 0)
+    return _shared[engine_id]
+
+
+def _client(config: VllmConfig, rank: int) -> KvdClient:
+    transfer = config.kv_transfer_config
+    options = transfer.kv_connector_extra_config
+    name = part_engine_id(transfer.engine_id, rank)
+    return KvdClient(options["kvd_socket"], name, incarnation=options["incarnation"])

@@ -30,7 +30,7 @@ class VllmSettings(BaseModel):
     block_tokens: int = Field(default=32, ge=1)
     """Tokens per KV block; on CPUs a multiple of 32."""
     kv_bytes: int = Field(default=GIB, ge=1 << 20)
-    """Size of the KV cache, in bytes."""
+    """Size of each rank's KV cache, in bytes."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest request, prompt plus output, in tokens; default: what the model was made for, at
     most what `kv_bytes` can hold."""
@@ -44,7 +44,10 @@ class VllmSettings(BaseModel):
     eager: bool = True
     """Run without compilation: starts in a fifth of the time; turn off for speed on GPUs."""
     threads: int = Field(default=1, ge=1)
-    """Cores used by a CPU engine."""
+    """Cores used by each rank of a CPU engine."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs (on CPUs: processes) over which each layer is spread, as in vLLM. Machines that hand KV
+    caches to each other need the same number."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """More arguments for vLLM's ``AsyncEngineArgs``, taken as they are."""
 

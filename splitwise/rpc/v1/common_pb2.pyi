@@ -472,6 +472,8 @@ class MachineDescription(_message.Message):
     KV_FACTS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    TAKES_SEVERAL_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """host:port of its gRPC server; IPv6 as [::1]:9000"""
     home_pool: Global___Pool.ValueType
@@ -491,7 +493,7 @@ class MachineDescription(_message.Message):
     block_tokens: _builtins.int
     """tokens per KV block"""
     block_bytes: _builtins.int
-    """bytes of one block over all layers"""
+    """bytes of one block over all layers and ranks"""
     max_running: _builtins.int
     """requests in one batch"""
     engine: _builtins.str
@@ -505,6 +507,10 @@ class MachineDescription(_message.Message):
     """
     vocab_size: _builtins.int
     """token ids are below it; 0: not known to the engine"""
+    takes_several: _builtins.bool
+    """a command may bring others in `more`"""
+    tensor_parallel: _builtins.int
+    """ranks of the engine, each with a part of every KV block; 0 means 1"""
     @_builtins.property
     def identity(self) -> Global___MachineIdentity: ...
     @_builtins.property
@@ -531,10 +537,12 @@ class MachineDescription(_message.Message):
         kv_facts: _abc.Iterable[_builtins.str] | None = ...,
         tokenizer: _builtins.str = ...,
         vocab_size: _builtins.int = ...,
+        takes_several: _builtins.bool = ...,
+        tensor_parallel: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "engine", b"engine", "engine_id", b"engine_id", "home_pool", b"home_pool", "identity", b"identity", "kv_blocks", b"kv_blocks", "kv_facts", b"kv_facts", "kv_fingerprint", b"kv_fingerprint", "kvd_address", b"kvd_address", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "node", b"node", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "engine", b"engine", "engine_id", b"engine_id", "home_pool", b"home_pool", "identity", b"identity", "kv_blocks", b"kv_blocks", "kv_facts", b"kv_facts", "kv_fingerprint", b"kv_fingerprint", "kvd_address", b"kvd_address", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "node", b"node", "takes_several", b"takes_several", "tensor_parallel", b"tensor_parallel", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
