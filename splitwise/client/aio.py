@@ -17,6 +17,7 @@ from splitwise.launch.state import find_router
 from splitwise.rpc.channels import open_channel
 from splitwise.rpc.identity import Role
 from splitwise.rpc.v1 import router_pb2, router_pb2_grpc
+from splitwise.telemetry.tracing import current
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -238,7 +239,7 @@ class AsyncClient:
 
     def _stream(self, request: router_pb2.GenerateRequest, timeout: float | None) -> AsyncStream:
         def start(seconds: float | None) -> Any:
-            return self._stub.Generate(request, timeout=seconds)
+            return self._stub.Generate(request, timeout=seconds, metadata=current())
 
         return AsyncStream(start, self._tries(timeout), self.address)
 

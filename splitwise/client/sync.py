@@ -16,6 +16,7 @@ from splitwise.launch.state import find_router
 from splitwise.rpc.channels import open_sync_channel
 from splitwise.rpc.identity import Role
 from splitwise.rpc.v1 import router_pb2, router_pb2_grpc
+from splitwise.telemetry.tracing import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -223,7 +224,7 @@ class Client:
 
     def _stream(self, request: router_pb2.GenerateRequest, timeout: float | None) -> Stream:
         def start(seconds: float | None) -> Any:
-            return self._stub.Generate(request, timeout=seconds)
+            return self._stub.Generate(request, timeout=seconds, metadata=current())
 
         return Stream(start, self._tries(timeout), self.address)
 

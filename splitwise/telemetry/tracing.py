@@ -9,6 +9,7 @@ ours, never prompts, outputs or other people's text.
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -187,6 +188,20 @@ def accept(headers: Iterable[tuple[str, str | bytes]]) -> None:
 def incoming() -> str:
     """Return the client's ``traceparent`` of the call that this task serves; empty without one."""
     return _incoming.get()
+
+
+def current() -> tuple[tuple[str, str], ...]:
+    """Return the metadata that names the caller's own span, for clients; empty where it has none.
+
+    A program that has not imported OpenTelemetry has no span, and is not made to import it.
+    """
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return ((HEADER, carrier[HEADER]),) if HEADER in carrier else ()
 
 
 def _named(attributes: dict[str, Value]) -> dict[str, Value]:

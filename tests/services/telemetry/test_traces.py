@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from opentelemetry.sdk.trace import TracerProvider
 
+from splitwise.client import AsyncClient
 from tests.services.gateway.live_cluster import ENVIRONMENT
 from tests.services.router.cluster import PATIENCE, RouterCluster, request
 from tests.services.telemetry.conftest import NODES
@@ -148,6 +150,16 @@ async def test_http_clients_are_traced_too(traced: TracedCluster) -> None:
         assert answer.status == 200, await answer.text()
     spans = {span.name: span for span in await traced.trace(trace_id)}
     assert spans["request"].parent_id == client_span
+
+
+async def test_the_sdk_continues_its_callers_span(traced: TracedCluster) -> None:
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("caller")
+    with tracer.start_as_current_span("page") as page:
+        async with AsyncClient(traced.address) as client:
+            await client.generate("good morning", max_tokens=3).result()
+    context = page.get_span_context()
+    spans = {span.name: span for span in await traced.trace(f"{context.trace_id:032x}")}
+    assert spans["request"].parent_id == f"{context.span_id:016x}"
 
 
 async def test_no_prompt_and_no_output_is_in_what_is_sent(traced: TracedCluster) -> None:

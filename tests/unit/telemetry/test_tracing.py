@@ -112,6 +112,15 @@ def test_wanted_without_the_extra_it_says_what_to_install(monkeypatch: pytest.Mo
         pass
 
 
+def test_a_client_names_its_callers_span_and_has_none_without_one() -> None:
+    assert tracing.current() == ()
+    provider = TracerProvider(shutdown_on_exit=False)
+    with provider.get_tracer("caller").start_as_current_span("page") as page:
+        [(name, value)] = tracing.current()
+    assert name == "traceparent"
+    assert f"{page.get_span_context().span_id:016x}" in value
+
+
 @pytest.mark.parametrize("bad", ["127.0.0.1:4317", "ftp://host:4317", "http://host:4317/path"])
 def test_an_endpoint_that_is_none_is_refused(bad: str) -> None:
     with pytest.raises(ValidationError, match="traces_endpoint"):
