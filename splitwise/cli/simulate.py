@@ -42,6 +42,13 @@ def simulate(
         Path | None,
         typer.Option(help="A router's request log: replay it and say how far the simulation is from it."),
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML report, with pictures, here (first seed).")
+    ] = None,
+    show: Annotated[
+        list[int] | None,
+        typer.Option(help="Request whose way over time the report shows, by its row from 0; repeat."),
+    ] = None,
     workers: Annotated[
         int, typer.Option(min=0, help="Processes for several seeds; 0: all cores. Results are equal.")
     ] = 0,
@@ -66,10 +73,15 @@ def simulate(
         if compare is not None:
             _compare(config, compare, as_json)
             return
-        targets = ((out, (".json",)), (requests, TABLES), (machines, TABLES))
+        pages = (".html", ".htm")
+        targets = ((out, (".json",)), (requests, TABLES), (machines, TABLES), (report, pages))
         _check_targets([(path, kinds) for path, kinds in targets if path is not None])
         experiment = _run(config, workers or os.cpu_count() or 1, ray, console)
         _write(experiment, out, requests, machines)
+        if report is not None:
+            from splitwise.report.pages import write_run_report
+
+            write_run_report(report, experiment, show or [])
         if as_json:
             typer.echo(json.dumps(experiment.summary(), indent=2))
         else:
@@ -149,6 +161,8 @@ def _show(experiment: Experiment) -> None:
             f"{load.memory_peak:.0%}", f"{load.link_utilisation:.0%}", f"{kwh:.2f}",
         )  # fmt: skip
     console.print(loads)
+    for line in summary["extrapolated"]:
+        console.print(f"note: {line}", highlight=False)
 
 
 def _compare(config: Path, log_path: Path, as_json: bool) -> None:

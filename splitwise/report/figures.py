@@ -6,6 +6,7 @@ question, axes with units, limits and optimum marked.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,12 @@ from matplotlib.ticker import MaxNLocator
 from splitwise.sim.slo import reference
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
+    from numpy.typing import NDArray
 
-    from splitwise.provision.probe import Problem
     from splitwise.provision.search import Answer
     from splitwise.sim.results import Result
 
@@ -94,13 +95,22 @@ def _shade(colour: str) -> Colormap:
     return LinearSegmentedColormap.from_list("shade", [(1, 1, 1, 0), (*to_rgb(colour), 0.22)])
 
 
-def slowdowns(result: Result, problem: Problem, name: str) -> Figure:
+@dataclass(frozen=True)
+class Objectives:
+    """What slowdowns are against, their limits, and the seconds at the start that do not count."""
+
+    reference: NDArray[np.float64]
+    slo: Mapping[str, Mapping[int, float]]
+    warmup: float
+
+
+def slowdowns(result: Result, objectives: Objectives, name: str) -> Figure:
     """Distribution of the slowdowns, with a marker at each SLO: the line must pass left of it."""
     figure = Figure(figsize=(11, 4), layout="constrained")
-    alone = reference(result, problem.load.reference)
+    alone = reference(result, objectives.reference)
     measured = {"ttft": result.ttft, "tbt": result.tbt_mean, "e2e": result.e2e}
-    chosen = result.counted(problem.load.warmup)
-    table = problem.load.slo
+    chosen = result.counted(objectives.warmup)
+    table = objectives.slo
     for axes, metric in zip(np.atleast_1d(figure.subplots(1, len(table), sharey=True)), table, strict=True):
         values = np.sort((measured[metric] / alone[metric])[chosen])
         values = values[np.isfinite(values)]
@@ -183,27 +193,22 @@ def occupancy(result: Result, name: str) -> Figure:
     return figure
 
 
-def gantt(result: Result, name: str, requests: int = 18) -> Figure:
-    """Some consecutive requests from the middle of the run: queue, prompt, handing over, tokens."""
-    first = max(0, len(result.trace) // 2 - requests // 2)
-    rows = [r for r in range(first, min(len(result.trace), first + requests)) if np.isfinite(result.last[r])]
+def consecutive(result: Result, number: int = 18) -> list[int]:
+    """Return some finished requests that follow one another in the middle of the run."""
+    first = max(0, len(result.trace) // 2 - number // 2)
+    some = range(first, min(len(result.trace), first + number))
+    return [request for request in some if np.isfinite(result.last[request])]
+
+
+def gantt(result: Result, name: str, rows: Sequence[int]) -> Figure:
+    """Chosen requests over time: queue, prompt, handing over, tokens, and on which machines."""
     figure, axes = _figure(11, 1.6 + 0.3 * len(rows))
     zero = min((float(result.trace.arrival[r]) for r in rows), default=0.0)
     names = [machine.name for machine in result.cluster.machines]
     ends = [float(result.last[r]) - zero for r in rows]
     right = min(max(ends, default=1.0), 3 * float(np.median(ends)) if ends else 1.0)  # long ones are cut
     for line, r in enumerate(rows):
-        times = [result.trace.arrival[r], result.start[r], result.first[r], result.second[r], result.last[r]]
-        if not np.isfinite(times[3]):
-            times[3] = times[2]
-        parts = (
-            ("#c9c9c9", "queued"),
-            (PROMPT, "prompt phase"),
-            ("#8c6bb1", "to second token (KV transfer)"),
-            (TOKEN, "token phase"),
-        )
-        for (colour, label), begin, end in zip(parts, times, times[1:], strict=False):
-            axes.barh(line, end - begin, left=begin - zero, color=colour, label=None if line else label)
+        _request_bars(axes, result, r, line, zero)
         p, t = names[result.prompt_machine[r]], names[result.token_machine[r]]
         where = p if p == t else f"{p} then {t}"
         if ends[line] > right:
@@ -218,6 +223,62 @@ def gantt(result: Result, name: str, requests: int = 18) -> Figure:
     )
     axes.invert_yaxis()
     axes.set_xlim(0, right)
-    axes.set(title=f"{name}: where the time of {len(rows)} consecutive requests goes", xlabel="seconds")
+    axes.set(
+        title=f"{name}: where the time of {len(rows)} requests goes",
+        xlabel=f"seconds after {zero:.1f} s of the trace",
+    )
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _request_bars(axes: Axes, result: Result, request: int, line: int, zero: float) -> None:
+    start, first, second, last = (
+        float(times[request]) for times in (result.start, result.first, result.second, result.last)
+    )
+    times = [float(result.trace.arrival[request]), start, first, second, last]
+    if not np.isfinite(second):  # one token
+        times[3] = first
+    parts = (
+        ("#c9c9c9", "queued"),
+        (PROMPT, "prompt phase"),
+        ("#8c6bb1", "to second token (KV transfer)"),
+        (TOKEN, "token phase"),
+    )
+    for (colour, label), begin, end in zip(parts, times, times[1:], strict=False):
+        axes.barh(line, end - begin, left=begin - zero, color=colour, label=None if line else label)
+
+
+def machines_over_time(result: Result, name: str, rows: Sequence[int]) -> Figure:
+    """The same requests on the machines that ran them: one lane per machine, prompt and token phases."""
+    machines = sorted({int(m[r]) for r in rows for m in (result.prompt_machine, result.token_machine)})
+    figure, axes = _figure(11, 1.6 + 0.4 * len(machines))
+    zero = min((float(result.trace.arrival[r]) for r in rows), default=0.0)
+    lane = {machine: place for place, machine in enumerate(machines)}
+    thin = 0.8 / max(1, len(rows))
+    for place, r in enumerate(rows):
+        offset = -0.4 + thin * (place + 0.5)
+        second = result.second[r] if np.isfinite(result.second[r]) else result.first[r]
+        spans = (
+            (result.prompt_machine[r], result.start[r], result.first[r], PROMPT, "prompt phase"),
+            (result.token_machine[r], second, result.last[r], TOKEN, "token phase"),
+        )
+        for machine, begin, end, colour, label in spans:
+            y = lane[int(machine)] + offset
+            axes.barh(
+                y, end - begin, thin * 0.9, left=begin - zero, color=colour, label=None if place else label
+            )
+            axes.annotate(
+                f"#{r}", (begin - zero, y), (1, 0), textcoords="offset points", va="center", fontsize=6
+            )
+    names = result.cluster.machines
+    axes.set_yticks(
+        range(len(machines)), [f"{names[m].name} ({names[m].kind})" for m in machines], fontsize=8
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set(
+        title=f"{name}: which machine works on which of these requests",
+        xlabel=f"seconds after {zero:.1f} s of the trace",
+    )
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure

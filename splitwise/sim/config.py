@@ -36,12 +36,16 @@ class _Part(BaseModel):
 
 
 class MachinesPart(_Part):
-    """`count` equal machines with a home pool; `link_gbit_s` replaces the catalogue's."""
+    """`count` equal machines with a home pool; `link_gbit_s` replaces the catalogue's.
+
+    `kv_tokens` is their KV memory in tokens, when it is not all that the weights leave.
+    """
 
     home: Literal["prompt", "token"]
     hardware: str
     count: int = Field(ge=1, le=100_000)
     link_gbit_s: float | None = Field(default=None, gt=0)
+    kv_tokens: int | None = Field(default=None, ge=1)
 
 
 class FailurePart(_Part):
@@ -186,7 +190,7 @@ def _machine(config: SimulationConfig, catalog: Catalog, part: MachinesPart, row
     return Machine(
         name=part.home,
         home=HOMES[part.home],
-        kv_blocks=model.kv_capacity_tokens(hardware, gpus) // config.block_tokens,
+        kv_blocks=(part.kv_tokens or model.kv_capacity_tokens(hardware, gpus)) // config.block_tokens,
         model_row=row,
         link_bytes=link,
         visible_seconds=hardware.link.fixed_seconds,

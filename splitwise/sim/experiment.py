@@ -16,10 +16,11 @@ from splitwise.sim.workers import LocalWorkers, open_workers
 from splitwise.workload import load_trace, synthesize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from splitwise.perf.model import PerformanceModel
     from splitwise.scheduling.settings import SchedulerSettings
     from splitwise.sim.config import SimulationConfig
     from splitwise.sim.setup import Cluster
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the table the normal's.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
 _NORMAL95 = 1.960
+MENTIONED = 0.001  # share of the busy time above which extrapolation is told
 START_SECONDS = 4.0  # what starting worker processes costs, about
 
 
@@ -57,6 +59,7 @@ class Experiment:
     results: tuple[Result, ...]
     verdicts: tuple[Verdict, ...]
     cpu_seconds: float
+    models: Mapping[str, PerformanceModel]  # by kind of machine
 
     @property
     def slo_met(self) -> bool:
@@ -70,6 +73,35 @@ class Experiment:
             metric: {name: Estimate.of([run[metric][name] for run in runs]) for name in runs[0][metric]}
             for metric in METRICS
         }
+
+    def extrapolated(self) -> list[str]:
+        """Say how much of the machines' work lies outside what their performance models were measured on."""
+        result, told = self.results[0], []
+        loads = result.machine_loads()
+        for kind in dict.fromkeys(load.kind for load in loads):
+            group = [load for load in loads if load.kind == kind]
+            busy = sum(load.prompt_seconds + load.mixed_seconds + load.token_seconds for load in group)
+            model = self.models[kind]
+            most = model.measured.get("sequences", (0.0, float("inf")))[1]
+            beyond = sum(
+                share * (load.prompt_seconds + load.mixed_seconds + load.token_seconds)
+                for load in group
+                for size, share in load.occupancy.items()
+                if size > most
+            )
+            if beyond > MENTIONED * busy:
+                told.append(
+                    f"{kind}: {beyond / busy:.0%} of its busy time has more than {most:g} sequences in a "
+                    "batch, the most that was measured: token times there are extrapolated"
+                )
+            longest = model.measured.get("prompt_tokens", (0.0, float("inf")))[1]
+            prompts = result.trace.prompt_tokens
+            if prompts.max() > longest:
+                told.append(
+                    f"{kind}: {float((prompts > longest).mean()):.1%} of the prompts are longer than the "
+                    f"{longest:g} tokens that were measured: their times are extrapolated"
+                )
+        return told
 
     def summary(self) -> dict[str, Any]:
         """Plain data for JSON; NaN becomes None."""
@@ -88,6 +120,7 @@ class Experiment:
                 for metric, row in self.latencies().items()
             },
             "slo": {"met": self.slo_met, "limits": self._limits()},
+            "extrapolated": self.extrapolated(),
             "reasons": [result.reason_counts() for result in self.results],
         }
 
@@ -194,4 +227,8 @@ def run_experiment(
         with open_workers(shared, min(processes, len(left)), ray) as workers:
             runs += workers.run(_run_seed, left, done)
     results, verdicts = tuple(run.result for run in runs), tuple(run.verdict for run in runs)
-    return Experiment(config, results, verdicts, sum(run.cpu_seconds for run in runs))
+    models = {
+        part.hardware: catalog.performance(config.model, part.hardware, config.tensor_parallel)
+        for part in config.machines
+    }
+    return Experiment(config, results, verdicts, sum(run.cpu_seconds for run in runs), models)
