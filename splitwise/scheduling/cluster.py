@@ -11,7 +11,7 @@ import heapq
 from typing import TYPE_CHECKING, TypeAlias
 
 from splitwise.scheduling import events as ev
-from splitwise.scheduling import reasons
+from splitwise.scheduling import reasons, wording
 from splitwise.scheduling.decisions import (
     CancelAttempt,
     Cancelled,
@@ -190,7 +190,7 @@ class ClusterScheduler:
         if group.serving:
             return
         for request in list(group.line):
-            self._fail(request, reasons.NO_MACHINE, "UNAVAILABLE", self._nobody(group), out)
+            self._fail(request, reasons.NO_MACHINE, "UNAVAILABLE", wording.nobody(group), out)
         self.fleet.drop_group_if_empty(group)
 
     # ---- settings
@@ -411,7 +411,7 @@ class ClusterScheduler:
         elif request.deadline is not None and request.deadline <= self.now:
             self._expire(request, out)
         elif not request.group.serving:
-            self._fail(request, reasons.NO_MACHINE, "UNAVAILABLE", self._nobody(request.group), out)
+            self._fail(request, reasons.NO_MACHINE, "UNAVAILABLE", wording.nobody(request.group), out)
         elif request.attempt >= self.settings.max_attempts:
             status = SPENT_STATUS.get(failed.cause, "UNAVAILABLE") if failed else "UNAVAILABLE"
             why = failed.message if failed else "its machine was lost"
@@ -501,14 +501,6 @@ class ClusterScheduler:
         wait = (len(group.line) + 1) * group.departure_interval
         return min(self.settings.retry_after_max, max(self.settings.retry_after_min, wait))
 
-    def _nobody(self, group: Group) -> str:
-        return f"no machine serves model {group.model!r} now: retry, or start one"
-
     def _too_large(self, request: Request) -> str:
         prompt, _, most = self._placement.sizes(request)
-        first, second = request.group.roomiest
-        return (
-            f"a prompt of {request.context} tokens and up to {request.remaining} output tokens needs"
-            f" {prompt} KV blocks on one machine and {most} on another; the largest have {first} and"
-            f" {second}: shorten the prompt or lower max_tokens"
-        )
+        return wording.too_large(request, prompt, most)
