@@ -19,6 +19,6 @@ def too_large(request: Request, prompt_blocks: int, most_blocks: int) -> str:
     first, second = request.group.roomiest
     return (
         f"a prompt of {request.context} tokens and up to {request.remaining} output tokens needs"
-        f" {prompt_blocks} KV blocks on one machine and {most_blocks} on another; the largest have {first} and"
-        f" {second}: shorten the prompt or lower max_tokens"
+        f" {prompt_blocks} KV blocks on one machine and {most_blocks} on another; the largest have"
+        f" {first} and {second}: shorten the prompt or lower max_tokens"
     )
