@@ -27,7 +27,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SERVICES = ("splitwise.v1.PowerAgent",)
 STOP_GRACE_S = 1.0
-ANSWER_S = 4.0  # a driver that hangs must not let calls pile up
+ANSWER_S = 4.0
+MAX_WAITING = 256  # calls; a driver that hangs must not let them pile up
 
 
 class Worker:
@@ -39,7 +40,11 @@ class Worker:
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run it there; raises `UnavailableError` when the driver does not come back in time."""
+        if self._waiting >= MAX_WAITING:
+            raise UnavailableError(f"{self._waiting} calls wait for the driver", retry_after=ANSWER_S)
         future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
+        self._waiting += 1
+        future.add_done_callback(self._done)
         try:
             return await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
         except TimeoutError:
@@ -47,6 +52,9 @@ class Worker:
             raise UnavailableError(
                 f"the driver has not answered for {ANSWER_S:g} s", retry_after=1.0
             ) from None
+
+    def _done(self, _future: asyncio.Future[T]) -> None:
+        self._waiting -= 1
 
     def later(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Have it run there when its turn comes."""
