@@ -94,7 +94,9 @@ class Streams:
         if self.description is None or self._over:
             await abort(context, UnavailableError("the machine is loading or stops", retry_after=1.0))
         outbox = Outbox()
-        outbox.add(MachineEvent(ready=self.description))
+        ready = MachineEvent(ready=self.description)
+        ready.ready.takes_several = True
+        outbox.add(ready)
         if self._works.refusal is not None:
             cause, reason = self._works.refusal
             paused = cause != FAILURE_CAUSE_DRAINING
@@ -155,5 +157,7 @@ async def _read(
     try:
         async for command in commands:
             execute(outbox, command)
+            for further in command.more:
+                execute(outbox, further)
     finally:
         outbox.close()

@@ -29,13 +29,14 @@ from splitwise.rpc.v1.machine_pb2_grpc import PromptServiceStub, TokenServiceStu
 from splitwise.scheduling.events import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from splitwise.config import Address, TlsSettings
     from splitwise.rpc.v1.common_pb2 import LoadReport, MachineDescription
 
 Command = TypeVar("Command", PromptCommand, TokenCommand)
 CONNECT_TIMEOUT_S = 3.0
+TOGETHER_BYTES = 1 << 20
 
 
 class _Stream(Generic[Command]):
@@ -44,6 +45,7 @@ class _Stream(Generic[Command]):
     def __init__(self, call: Any, hello: Command) -> None:
         self.call: grpc.aio.StreamStreamCall[Command, MachineEvents] = call
         self._commands: list[Command] = [hello]
+        self.takes_several = False
         self._wake = asyncio.Event()
         self._wake.set()
 
@@ -52,12 +54,14 @@ class _Stream(Generic[Command]):
         self._wake.set()
 
     async def write(self) -> None:
+        """Write what is queued, in order, as few messages as may be: each costs a system call."""
         while True:
             await self._wake.wait()
+            await asyncio.sleep(0)  # the others that are ready in this turn of the event loop
             self._wake.clear()
             commands, self._commands = self._commands, []
-            for command in commands:
-                await self.call.write(command)
+            for message in together(commands) if self.takes_several else commands:
+                await self.call.write(message)
 
     async def greet(self) -> MachineDescription:
         """Return the machine's description from its first event."""
@@ -67,7 +71,25 @@ class _Stream(Generic[Command]):
             raise UnavailableError(await self.call.details() or "the stream ended before it was ready")
         if not first.events or first.events[0].WhichOneof("event") != "ready":
             raise UnavailableError("the first event of its stream is not ready")
+        self.takes_several = first.events[0].ready.takes_several
         return first.events[0].ready
+
+
+def together(commands: list[Command]) -> Iterator[Command]:
+    """Put commands into fewer messages, in order, of about `TOGETHER_BYTES` at most if not of one command."""
+    head: Command | None = None
+    room = 0
+    for command in commands:
+        size = command.ByteSize()
+        if head is not None and size <= room:
+            head.more.append(command)
+            room -= size
+            continue
+        if head is not None:
+            yield head
+        head, room = command, TOGETHER_BYTES - size
+    if head is not None:
+        yield head
 
 
 class MachineLink:

@@ -75,6 +75,7 @@ class InstantMachine(PromptServiceServicer, TokenServiceServicer):
             home_pool=HOMES[home], model="instant", kv_fingerprint="instant", kvd_address="127.0.0.1:1",
             engine_id=name, engine="instant", node="node", max_model_len=1 << 20, kv_blocks=1 << 24,
             block_tokens=16, max_running=max_running, vocab_size=256,
+            takes_several=True,
         )  # fmt: skip
         self._hold_until = hold_until
         self._asked = 0
@@ -121,21 +122,25 @@ class InstantMachine(PromptServiceServicer, TokenServiceServicer):
         return pb.MachineEvents(events=events) if events else None
 
     async def _read(self, commands: AsyncIterator[Any], stream: Stream) -> None:
-        async for command in commands:
-            kind = command.WhichOneof("command")
-            if kind == "cancel":
-                stream.running.pop(_key(command.cancel.work), None)
-            elif isinstance(command, pb.PromptCommand):
-                work = command.start.work
-                finish = 0 if command.start.HasField("transfer") else FINISH_REASON_LENGTH
-                stream.say(accepted=pb.Accepted(work=work))
-                stream.say(tokens=pb.Tokens(work=work, ids=[FIRST], finish=finish))  # type: ignore[arg-type]
-            else:
-                work = command.start.work
-                stream.running[_key(work)] = Running(work, command.start.sampling.max_tokens - 1)
-                self._asked += 1
-                stream.say(accepted=pb.Accepted(work=work))
-                stream.say(kv_received=pb.KvReceived(work=work))
+        async for message in commands:
+            for command in (message, *message.more):
+                self._execute(command, stream)
+
+    def _execute(self, command: Any, stream: Stream) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "cancel":
+            stream.running.pop(_key(command.cancel.work), None)
+        elif isinstance(command, pb.PromptCommand):
+            work = command.start.work
+            finish = 0 if command.start.HasField("transfer") else FINISH_REASON_LENGTH
+            stream.say(accepted=pb.Accepted(work=work))
+            stream.say(tokens=pb.Tokens(work=work, ids=[FIRST], finish=finish))  # type: ignore[arg-type]
+        else:
+            work = command.start.work
+            stream.running[_key(work)] = Running(work, command.start.sampling.max_tokens - 1)
+            self._asked += 1
+            stream.say(accepted=pb.Accepted(work=work))
+            stream.say(kv_received=pb.KvReceived(work=work))
 
     async def _report(self, stream: Stream, every_s: float) -> None:
         sequence = 0

@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from splitwise.rpc.v1 import common_pb2 as splitwise_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asplitwise/v1/machine.proto\x12\x0csplitwise.v1\x1a\x19splitwise/v1/common.proto\"2\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x16\n\x0eload_report_ms\x18\x02 \x01(\r\".\n\x07WorkRef\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xc3\x01\n\rPromptCommand\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.splitwise.v1.HelloH\x00\x12*\n\x05start\x18\x02 \x01(\x0b\x32\x19.splitwise.v1.StartPromptH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.splitwise.v1.CancelWorkH\x00\x12)\n\x05power\x18\x04 \x01(\x0b\x32\x18.splitwise.v1.PowerOrderH\x00\x42\t\n\x07\x63ommand\"c\n\nPowerOrder\x12 \n\x04pool\x18\x01 \x01(\x0e\x32\x12.splitwise.v1.Pool\x12\x13\n\x0bshare_watts\x18\x02 \x01(\x02\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06serial\x18\x04 \x01(\x04\"\x90\x02\n\x0bStartPrompt\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.splitwise.v1.SamplingParams\x12+\n\x08transfer\x18\x04 \x01(\x0b\x32\x19.splitwise.v1.TransferRef\x12(\n\x04mode\x18\x05 \x01(\x0e\x32\x1a.splitwise.v1.TransferMode\x12\x1b\n\x13\x64\x65stination_machine\x18\x06 \x01(\t\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\x96\x01\n\x0cTokenCommand\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.splitwise.v1.HelloH\x00\x12)\n\x05start\x18\x02 \x01(\x0b\x32\x18.splitwise.v1.StartTokenH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.splitwise.v1.CancelWorkH\x00\x42\t\n\x07\x63ommand\"\xfe\x01\n\nStartToken\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.splitwise.v1.SamplingParams\x12+\n\x08transfer\x18\x04 \x01(\x0b\x32\x19.splitwise.v1.TransferRef\x12\x1a\n\x12source_kvd_address\x18\x05 \x01(\t\x12\x18\n\x10source_engine_id\x18\x06 \x01(\t\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"A\n\nCancelWork\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\rMachineEvents\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.splitwise.v1.MachineEvent\"\xd1\x02\n\x0cMachineEvent\x12\x31\n\x05ready\x18\x01 \x01(\x0b\x32 .splitwise.v1.MachineDescriptionH\x00\x12*\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x16.splitwise.v1.AcceptedH\x00\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x14.splitwise.v1.TokensH\x00\x12/\n\x0bkv_received\x18\x04 \x01(\x0b\x32\x18.splitwise.v1.KvReceivedH\x00\x12*\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x18.splitwise.v1.WorkFailedH\x00\x12(\n\x04load\x18\x06 \x01(\x0b\x32\x18.splitwise.v1.LoadReportH\x00\x12*\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x16.splitwise.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"/\n\x08\x41\x63\x63\x65pted\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\"\xc9\x01\n\x06Tokens\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.splitwise.v1.TokenLogprob\x12*\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1a.splitwise.v1.FinishReason\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x05 \x01(\r\x12\x15\n\rstop_token_id\x18\x06 \x01(\r\"]\n\nKvReceived\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12*\n\x05stats\x18\x02 \x01(\x0b\x32\x1b.splitwise.v1.TransferStats\"m\n\nWorkFailed\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12)\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x1a.splitwise.v1.FailureCause\x12\x0f\n\x07message\x18\x03 \x01(\t\"8\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04over\x18\x02 \x01(\x08\x12\x0e\n\x06paused\x18\x03 \x01(\x08*\xf9\x01\n\x0c\x46\x61ilureCause\x12\x1d\n\x19\x46\x41ILURE_CAUSE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_CAUSE_INVALID\x10\x01\x12\x18\n\x14\x46\x41ILURE_CAUSE_ENGINE\x10\x02\x12\x1a\n\x16\x46\x41ILURE_CAUSE_TRANSFER\x10\x03\x12\"\n\x1e\x46\x41ILURE_CAUSE_TRANSFER_CORRUPT\x10\x04\x12\x1c\n\x18\x46\x41ILURE_CAUSE_OVERLOADED\x10\x05\x12\x1a\n\x16\x46\x41ILURE_CAUSE_DRAINING\x10\x06\x12\x1b\n\x17\x46\x41ILURE_CAUSE_CANCELLED\x10\x07\x32T\n\rPromptService\x12\x43\n\x03Run\x12\x1b.splitwise.v1.PromptCommand\x1a\x1b.splitwise.v1.MachineEvents(\x01\x30\x01\x32R\n\x0cTokenService\x12\x42\n\x03Run\x12\x1a.splitwise.v1.TokenCommand\x1a\x1b.splitwise.v1.MachineEvents(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asplitwise/v1/machine.proto\x12\x0csplitwise.v1\x1a\x19splitwise/v1/common.proto\"2\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x16\n\x0eload_report_ms\x18\x02 \x01(\r\".\n\x07WorkRef\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xee\x01\n\rPromptCommand\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.splitwise.v1.HelloH\x00\x12*\n\x05start\x18\x02 \x01(\x0b\x32\x19.splitwise.v1.StartPromptH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.splitwise.v1.CancelWorkH\x00\x12)\n\x05power\x18\x04 \x01(\x0b\x32\x18.splitwise.v1.PowerOrderH\x00\x12)\n\x04more\x18\x05 \x03(\x0b\x32\x1b.splitwise.v1.PromptCommandB\t\n\x07\x63ommand\"c\n\nPowerOrder\x12 \n\x04pool\x18\x01 \x01(\x0e\x32\x12.splitwise.v1.Pool\x12\x13\n\x0bshare_watts\x18\x02 \x01(\x02\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06serial\x18\x04 \x01(\x04\"\x90\x02\n\x0bStartPrompt\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.splitwise.v1.SamplingParams\x12+\n\x08transfer\x18\x04 \x01(\x0b\x32\x19.splitwise.v1.TransferRef\x12(\n\x04mode\x18\x05 \x01(\x0e\x32\x1a.splitwise.v1.TransferMode\x12\x1b\n\x13\x64\x65stination_machine\x18\x06 \x01(\t\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\xc0\x01\n\x0cTokenCommand\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.splitwise.v1.HelloH\x00\x12)\n\x05start\x18\x02 \x01(\x0b\x32\x18.splitwise.v1.StartTokenH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.splitwise.v1.CancelWorkH\x00\x12(\n\x04more\x18\x05 \x03(\x0b\x32\x1a.splitwise.v1.TokenCommandB\t\n\x07\x63ommand\"\xfe\x01\n\nStartToken\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.splitwise.v1.SamplingParams\x12+\n\x08transfer\x18\x04 \x01(\x0b\x32\x19.splitwise.v1.TransferRef\x12\x1a\n\x12source_kvd_address\x18\x05 \x01(\t\x12\x18\n\x10source_engine_id\x18\x06 \x01(\t\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"A\n\nCancelWork\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\rMachineEvents\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.splitwise.v1.MachineEvent\"\xd1\x02\n\x0cMachineEvent\x12\x31\n\x05ready\x18\x01 \x01(\x0b\x32 .splitwise.v1.MachineDescriptionH\x00\x12*\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x16.splitwise.v1.AcceptedH\x00\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x14.splitwise.v1.TokensH\x00\x12/\n\x0bkv_received\x18\x04 \x01(\x0b\x32\x18.splitwise.v1.KvReceivedH\x00\x12*\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x18.splitwise.v1.WorkFailedH\x00\x12(\n\x04load\x18\x06 \x01(\x0b\x32\x18.splitwise.v1.LoadReportH\x00\x12*\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x16.splitwise.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"/\n\x08\x41\x63\x63\x65pted\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\"\xc9\x01\n\x06Tokens\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.splitwise.v1.TokenLogprob\x12*\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1a.splitwise.v1.FinishReason\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x05 \x01(\r\x12\x15\n\rstop_token_id\x18\x06 \x01(\r\"]\n\nKvReceived\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12*\n\x05stats\x18\x02 \x01(\x0b\x32\x1b.splitwise.v1.TransferStats\"m\n\nWorkFailed\x12#\n\x04work\x18\x01 \x01(\x0b\x32\x15.splitwise.v1.WorkRef\x12)\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x1a.splitwise.v1.FailureCause\x12\x0f\n\x07message\x18\x03 \x01(\t\"8\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04over\x18\x02 \x01(\x08\x12\x0e\n\x06paused\x18\x03 \x01(\x08*\xf9\x01\n\x0c\x46\x61ilureCause\x12\x1d\n\x19\x46\x41ILURE_CAUSE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_CAUSE_INVALID\x10\x01\x12\x18\n\x14\x46\x41ILURE_CAUSE_ENGINE\x10\x02\x12\x1a\n\x16\x46\x41ILURE_CAUSE_TRANSFER\x10\x03\x12\"\n\x1e\x46\x41ILURE_CAUSE_TRANSFER_CORRUPT\x10\x04\x12\x1c\n\x18\x46\x41ILURE_CAUSE_OVERLOADED\x10\x05\x12\x1a\n\x16\x46\x41ILURE_CAUSE_DRAINING\x10\x06\x12\x1b\n\x17\x46\x41ILURE_CAUSE_CANCELLED\x10\x07\x32T\n\rPromptService\x12\x43\n\x03Run\x12\x1b.splitwise.v1.PromptCommand\x1a\x1b.splitwise.v1.MachineEvents(\x01\x30\x01\x32R\n\x0cTokenService\x12\x42\n\x03Run\x12\x1a.splitwise.v1.TokenCommand\x1a\x1b.splitwise.v1.MachineEvents(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitwise.rpc.v1.machine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FAILURECAUSE']._serialized_start=2141
-  _globals['_FAILURECAUSE']._serialized_end=2390
+  _globals['_FAILURECAUSE']._serialized_start=2226
+  _globals['_FAILURECAUSE']._serialized_end=2475
   _globals['_HELLO']._serialized_start=71
   _globals['_HELLO']._serialized_end=121
   _globals['_WORKREF']._serialized_start=123
   _globals['_WORKREF']._serialized_end=169
   _globals['_PROMPTCOMMAND']._serialized_start=172
-  _globals['_PROMPTCOMMAND']._serialized_end=367
-  _globals['_POWERORDER']._serialized_start=369
-  _globals['_POWERORDER']._serialized_end=468
-  _globals['_STARTPROMPT']._serialized_start=471
-  _globals['_STARTPROMPT']._serialized_end=743
-  _globals['_TOKENCOMMAND']._serialized_start=746
-  _globals['_TOKENCOMMAND']._serialized_end=896
-  _globals['_STARTTOKEN']._serialized_start=899
-  _globals['_STARTTOKEN']._serialized_end=1153
-  _globals['_CANCELWORK']._serialized_start=1155
-  _globals['_CANCELWORK']._serialized_end=1220
-  _globals['_MACHINEEVENTS']._serialized_start=1222
-  _globals['_MACHINEEVENTS']._serialized_end=1281
-  _globals['_MACHINEEVENT']._serialized_start=1284
-  _globals['_MACHINEEVENT']._serialized_end=1621
-  _globals['_ACCEPTED']._serialized_start=1623
-  _globals['_ACCEPTED']._serialized_end=1670
-  _globals['_TOKENS']._serialized_start=1673
-  _globals['_TOKENS']._serialized_end=1874
-  _globals['_KVRECEIVED']._serialized_start=1876
-  _globals['_KVRECEIVED']._serialized_end=1969
-  _globals['_WORKFAILED']._serialized_start=1971
-  _globals['_WORKFAILED']._serialized_end=2080
-  _globals['_DRAINING']._serialized_start=2082
-  _globals['_DRAINING']._serialized_end=2138
-  _globals['_PROMPTSERVICE']._serialized_start=2392
-  _globals['_PROMPTSERVICE']._serialized_end=2476
-  _globals['_TOKENSERVICE']._serialized_start=2478
-  _globals['_TOKENSERVICE']._serialized_end=2560
+  _globals['_PROMPTCOMMAND']._serialized_end=410
+  _globals['_POWERORDER']._serialized_start=412
+  _globals['_POWERORDER']._serialized_end=511
+  _globals['_STARTPROMPT']._serialized_start=514
+  _globals['_STARTPROMPT']._serialized_end=786
+  _globals['_TOKENCOMMAND']._serialized_start=789
+  _globals['_TOKENCOMMAND']._serialized_end=981
+  _globals['_STARTTOKEN']._serialized_start=984
+  _globals['_STARTTOKEN']._serialized_end=1238
+  _globals['_CANCELWORK']._serialized_start=1240
+  _globals['_CANCELWORK']._serialized_end=1305
+  _globals['_MACHINEEVENTS']._serialized_start=1307
+  _globals['_MACHINEEVENTS']._serialized_end=1366
+  _globals['_MACHINEEVENT']._serialized_start=1369
+  _globals['_MACHINEEVENT']._serialized_end=1706
+  _globals['_ACCEPTED']._serialized_start=1708
+  _globals['_ACCEPTED']._serialized_end=1755
+  _globals['_TOKENS']._serialized_start=1758
+  _globals['_TOKENS']._serialized_end=1959
+  _globals['_KVRECEIVED']._serialized_start=1961
+  _globals['_KVRECEIVED']._serialized_end=2054
+  _globals['_WORKFAILED']._serialized_start=2056
+  _globals['_WORKFAILED']._serialized_end=2165
+  _globals['_DRAINING']._serialized_start=2167
+  _globals['_DRAINING']._serialized_end=2223
+  _globals['_PROMPTSERVICE']._serialized_start=2477
+  _globals['_PROMPTSERVICE']._serialized_end=2561
+  _globals['_TOKENSERVICE']._serialized_start=2563
+  _globals['_TOKENSERVICE']._serialized_end=2645
 # @@protoc_insertion_point(module_scope)

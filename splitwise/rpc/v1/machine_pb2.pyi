@@ -5,7 +5,8 @@ The control streams between a router and a machine. Every machine serves both se
 whatever its home pool, so that the router can borrow it.
 
 The router opens one stream per service and keeps it. Commands go down, events come up.
-The first command is `hello`, the first event `ready`. All tokens of one engine
+The first command is `hello`, the first event `ready`. Commands that were queued together
+may travel in one message, as one command with `more`, to machines that say that they take it. All tokens of one engine
 iteration travel in one event message. When the stream breaks, the machine cancels and
 frees all that came on it.
 
@@ -131,6 +132,7 @@ class PromptCommand(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     POWER_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -139,6 +141,10 @@ class PromptCommand(_message.Message):
     def cancel(self) -> Global___CancelWork: ...
     @_builtins.property
     def power(self) -> Global___PowerOrder: ...
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptCommand]:
+        """queued together with this one, and carried out after it"""
+
     def __init__(
         self,
         *,
@@ -146,10 +152,11 @@ class PromptCommand(_message.Message):
         start: Global___StartPrompt | None = ...,
         cancel: Global___CancelWork | None = ...,
         power: Global___PowerOrder | None = ...,
+        more: _abc.Iterable[Global___PromptCommand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "power", b"power", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "power", b"power", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "more", b"more", "power", b"power", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["hello", "start", "cancel", "power"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
@@ -251,22 +258,28 @@ class TokenCommand(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def start(self) -> Global___StartToken: ...
     @_builtins.property
     def cancel(self) -> Global___CancelWork: ...
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenCommand]:
+        """queued together with this one, and carried out after it"""
+
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         start: Global___StartToken | None = ...,
         cancel: Global___CancelWork | None = ...,
+        more: _abc.Iterable[Global___TokenCommand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "more", b"more", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["hello", "start", "cancel"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015

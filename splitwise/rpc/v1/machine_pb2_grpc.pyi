@@ -5,7 +5,8 @@ The control streams between a router and a machine. Every machine serves both se
 whatever its home pool, so that the router can borrow it.
 
 The router opens one stream per service and keeps it. Commands go down, events come up.
-The first command is `hello`, the first event `ready`. All tokens of one engine
+The first command is `hello`, the first event `ready`. Commands that were queued together
+may travel in one message, as one command with `more`, to machines that say that they take it. All tokens of one engine
 iteration travel in one event message. When the stream breaks, the machine cancels and
 frees all that came on it.
 
