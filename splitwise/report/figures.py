@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from splitwise.sim.slo import reference
@@ -37,20 +38,24 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def design_map(answer: Answer) -> Figure:
+def design_map(answer: Answer, *, throughput: bool) -> Figure:
     """Prompt x token machines: what was simulated, what it implies, and the optimum.
 
-    With a fixed rate green and red areas follow by monotonicity; within a budget a size's
-    colour is its answer at the rate found.
+    A size that breaks its SLOs at a lower rate does at this one, and the other way round.
+    At a given rate, areas follow: more machines serve what fewer do. With `throughput`
+    only sizes of one budget were asked about, and only they are coloured.
     """
     figure, axes = _figure(7, 5)
-    seen = [(size, met) for size, rate, met in answer.map if rate == answer.rate]
-    wide = max(s.prompt for s, _ in seen) if seen else answer.tried.prompt
-    high = max(max((s.token for s, _ in seen), default=1), answer.tried.token)
-    wide = max(wide, answer.tried.prompt)
+    seen = {
+        size: met for size, rate, met in answer.map if (rate >= answer.rate if met else rate <= answer.rate)
+    }
+    wide = max([answer.tried.prompt, *(size.prompt for size in seen)])
+    high = max([answer.tried.token, *(size.token for size in seen)])
     area = np.full((high, wide), np.nan)
-    for size, met in seen:
-        if met:
+    for size, met in seen.items():
+        if throughput:
+            area[size.token - 1, size.prompt - 1] = met
+        elif met:
             area[size.token - 1 :, size.prompt - 1 :] = 1
         else:
             area[: size.token, : size.prompt] = 0
@@ -61,12 +66,11 @@ def design_map(answer: Answer) -> Figure:
         (True, GOOD, "o", "simulated: meets the SLOs"),
         (False, BAD, "x", "simulated: does not"),
     ):
-        points = [s for s, found in seen if found is met]
+        points = [size for size, found in seen.items() if found is met]
         axes.scatter(
             [s.prompt for s in points], [s.token for s in points], c=colour, marker=mark, s=28, label=label
         )
     if answer.size is not None:
-        label = f"optimum {answer.size.prompt}+{answer.size.token}, confirmed"
         axes.scatter(
             answer.size.prompt,
             answer.size.token,
@@ -74,11 +78,12 @@ def design_map(answer: Answer) -> Figure:
             s=380,
             c=BEST,
             edgecolors="k",
-            label=label,
+            label=f"optimum {answer.size.prompt}+{answer.size.token}, confirmed",
             zorder=5,
         )
+    which = "sizes within the budget" if throughput else "sizes"
     axes.set(
-        title=f"{answer.design.name}: which sizes serve {answer.rate:g} requests/s?",
+        title=f"{answer.design.name}: which {which} serve {answer.rate:g} requests/s?",
         xlabel=f"prompt machines ({answer.design.prompt})",
         ylabel=f"token machines ({answer.design.token})",
         xlim=(0.5, wide + 0.5),
@@ -86,7 +91,11 @@ def design_map(answer: Answer) -> Figure:
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    handles = axes.get_legend_handles_labels()[0]
+    if np.isnan(area).any():
+        told = "not asked about" if throughput else "not known"
+        handles.append(Patch(facecolor="white", edgecolor="#999999", label=told))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
@@ -121,18 +130,19 @@ def slowdowns(result: Result, objectives: Objectives, name: str) -> Figure:
             axes.plot([limit, limit], [0, percentile], c=colour, ls="--", lw=1)
             axes.scatter(limit, percentile, c=colour, marker="<", s=60, zorder=5)
             axes.annotate(
-                f"P{percentile} <= {limit:g}",
+                f"P{percentile} \N{LESS-THAN OR EQUAL TO} {limit:g}",
                 (limit, percentile),
-                (6, -12),
+                (7, -12),
                 textcoords="offset points",
                 color=colour,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
             )
         right = 1.35 * max([*table[metric].values(), *(values[-1:] if len(values) else [])])
         axes.set(
             title=NAMES[metric],
             xlabel="slowdown against alone on the reference",
             xscale="log",
-            xlim=(min(0.4, values[0]) if len(values) else 0.4, right * 1.3),
+            xlim=(min(0.4, values[0]) if len(values) else 0.4, right * 1.8),
             ylim=(0, 101),
         )
         axes.set_xticks([t for t in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if t < right])
@@ -144,13 +154,16 @@ def slowdowns(result: Result, objectives: Objectives, name: str) -> Figure:
     return figure
 
 
-def comparison(labels: Sequence[str], values: Sequence[float | None], title: str, unit: str) -> Figure:
-    """One bar per design; designs that meet no SLO have none."""
+def comparison(
+    labels: Sequence[str], values: Sequence[float | None], best: int, title: str, unit: str
+) -> Figure:
+    """One bar per design, the best in another colour; designs that miss the SLOs have none."""
     figure, axes = _figure(8, 0.6 + 0.5 * len(labels) + 0.6)
     lengths = [value or 0.0 for value in values]
-    bars = axes.barh(range(len(labels)), lengths, color=PROMPT)
+    colours = [BEST if place == best else PROMPT for place in range(len(labels))]
+    bars = axes.barh(range(len(labels)), lengths, color=colours)
     for bar, value in zip(bars, values, strict=True):
-        told = "SLOs not met" if value is None else f"{value:g}"
+        told = "SLOs not met" if value is None else f"{value:g} {unit}"
         axes.annotate(
             told,
             (bar.get_width(), bar.get_y() + bar.get_height() / 2),
@@ -161,7 +174,7 @@ def comparison(labels: Sequence[str], values: Sequence[float | None], title: str
         )
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.margins(x=0.15)
+    axes.margins(x=0.22)
     axes.set(title=title, xlabel=unit)
     return figure
 
@@ -180,7 +193,7 @@ def occupancy(result: Result, name: str) -> Figure:
             float(np.dot([load.occupancy.get(s, 0.0) for load in group], busy)) / busy.sum() for s in sizes
         ]
         used = np.mean([load.utilisation for load in group])
-        label = f"{len(group)} {home} machines, busy {used:.0%} of the time"
+        label = f"{len(group)} {home} machine{'s' * (len(group) > 1)}, busy {used:.0%} of the time"
         axes.step(sizes, 100 * np.cumsum(share), where="post", c=colour, lw=2, label=label)
     axes.set(
         title=f"{name}: how full are the batches?",
@@ -248,37 +261,72 @@ def _request_bars(axes: Axes, result: Result, request: int, line: int, zero: flo
         axes.barh(line, end - begin, left=begin - zero, color=colour, label=None if line else label)
 
 
+@dataclass(frozen=True)
+class _Span:
+    request: int
+    begin: float
+    end: float
+    colour: str
+
+
 def machines_over_time(result: Result, name: str, rows: Sequence[int]) -> Figure:
-    """The same requests on the machines that ran them: one lane per machine, prompt and token phases."""
-    machines = sorted({int(m[r]) for r in rows for m in (result.prompt_machine, result.token_machine)})
-    figure, axes = _figure(11, 1.6 + 0.4 * len(machines))
+    """The same requests on the machines that ran them: a group of lanes per machine."""
     zero = min((float(result.trace.arrival[r]) for r in rows), default=0.0)
-    lane = {machine: place for place, machine in enumerate(machines)}
-    thin = 0.8 / max(1, len(rows))
-    for place, r in enumerate(rows):
-        offset = -0.4 + thin * (place + 0.5)
+    ends = [float(result.last[r]) - zero for r in rows]
+    right = min(max(ends, default=1.0), 3 * float(np.median(ends)) if ends else 1.0)
+    spans: dict[int, list[_Span]] = {}
+    for r in rows:
         second = result.second[r] if np.isfinite(result.second[r]) else result.first[r]
-        spans = (
-            (result.prompt_machine[r], result.start[r], result.first[r], PROMPT, "prompt phase"),
-            (result.token_machine[r], second, result.last[r], TOKEN, "token phase"),
-        )
-        for machine, begin, end, colour, label in spans:
-            y = lane[int(machine)] + offset
-            axes.barh(
-                y, end - begin, thin * 0.9, left=begin - zero, color=colour, label=None if place else label
-            )
-            axes.annotate(
-                f"#{r}", (begin - zero, y), (1, 0), textcoords="offset points", va="center", fontsize=6
-            )
-    names = result.cluster.machines
-    axes.set_yticks(
-        range(len(machines)), [f"{names[m].name} ({names[m].kind})" for m in machines], fontsize=8
-    )
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
+        prompt = _Span(r, float(result.start[r]) - zero, float(result.first[r]) - zero, PROMPT)
+        tokens = _Span(r, float(second) - zero, float(result.last[r]) - zero, TOKEN)
+        spans.setdefault(int(result.prompt_machine[r]), []).append(prompt)
+        spans.setdefault(int(result.token_machine[r]), []).append(tokens)
+    lanes = {machine: _lanes(spans[machine], 0.045 * right) for machine in sorted(spans)}
+    figure, axes = _figure(11, 1.4 + 0.22 * sum(map(len, lanes.values())) + 0.1 * len(lanes))
+    top, ticks = 0.0, []
+    for group in lanes.values():
+        ticks.append(top + (len(group) - 1) / 2)
+        for place, lane in enumerate(group):
+            for span in lane:
+                _span_bar(axes, span, top + place, right)
+        top += len(group)
+        axes.axhline(top - 0.25, c="#dddddd", lw=0.8)
+        top += 0.5
+    machines = result.cluster.machines
+    axes.set_yticks(ticks, [f"{machines[m].name} ({machines[m].kind})" for m in lanes], fontsize=8)
     axes.set(
         title=f"{name}: which machine works on which of these requests",
         xlabel=f"seconds after {zero:.1f} s of the trace",
+        xlim=(0, 1.05 * right),
+        ylim=(top - 0.2, -0.8),
     )
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    handles = [Patch(color=PROMPT, label="prompt phase"), Patch(color=TOKEN, label="token phase")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
+
+
+def _span_bar(axes: Axes, span: _Span, y: float, right: float) -> None:
+    axes.barh(y, span.end - span.begin, 0.8, left=span.begin, color=span.colour)
+    inside = min(span.end, right) - span.begin > 0.045 * right
+    axes.annotate(
+        f"#{span.request}",
+        (span.begin if inside else span.end, y),
+        (3, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=7,
+        color="white" if inside else "k",
+    )
+
+
+def _lanes(spans: Sequence[_Span], label: float) -> list[list[_Span]]:
+    """Spread spans over as few lanes as keep them, with `label` seconds for a name, from touching."""
+    lanes: list[list[_Span]] = []
+    for span in sorted(spans, key=lambda one: (one.begin, one.request)):
+        free = (lane for lane in lanes if span.begin >= lane[-1].end + label)
+        lane = next(free, None)
+        if lane is None:
+            lanes.append([span])
+        else:
+            lane.append(span)
+    return lanes

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from splitwise.sim.results import Result
 
 UNITS = {Budget.COST: "$/h", Budget.POWER: "power units", Budget.MACHINES: "machines"}
+SAME = {
+    Budget.COST: "at equal cost",
+    Budget.POWER: "at equal power",
+    Budget.MACHINES: "with equally many machines",
+}
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;width:100%}
 td,th{padding:.35em .7em;border-bottom:1px solid #ddd;text-align:right}
@@ -41,7 +46,7 @@ def figures(
     """Return all pictures by file name. Raises ConfigError without matplotlib."""
     draw = _drawing()
     best = best_of(problem, answers, by, throughput=throughput)
-    title = f"Most throughput of each design within the same {by.value}" if throughput else (
+    title = f"Most throughput of each design {SAME[by]}" if throughput else (
         f"Least {by.value} of each design at {answers[0].rate:g} requests/s"
     )  # fmt: skip
     values = [
@@ -51,10 +56,12 @@ def figures(
         for a in answers
     ]  # fmt: skip
     labels = [f"{a.design.name}  {size_name(a)}" for a in answers]
-    drawn = {"designs": draw.comparison(labels, values, title, "requests/s" if throughput else UNITS[by])}
+    unit = "requests/s" if throughput else UNITS[by]
+    place = next(index for index, answer in enumerate(answers) if answer is best)
+    drawn = {"designs": draw.comparison(labels, values, place, title, unit)}
     for answer in answers:
         if answer.design.token is not None and answer.map:
-            drawn[f"map-{answer.design.name}"] = draw.design_map(answer)
+            drawn[f"map-{answer.design.name}"] = draw.design_map(answer, throughput=throughput)
     result = run_probe(problem, Probe(best.design, best.tried, best.rate), problem.load.seeds[0])
     name = f"{best.design.name} {size_name(best)} at {best.rate:g} requests/s"
     load = problem.load
@@ -75,13 +82,15 @@ def _of_run(result: Result, objectives: Objectives, name: str, requests: Sequenc
 
 
 def best_of(problem: Problem, answers: Sequence[Answer], by: Budget, *, throughput: bool) -> Answer:
-    """Return the best answer, or the nearest miss when nothing meets the SLOs."""
+    """Return the best answer, unsplit of equals; or the nearest miss when nothing meets the SLOs."""
     able = [answer for answer in answers if answer.size is not None]
     if not able:
         return max(answers, key=lambda a: a.margin)
     if throughput:
-        return max(able, key=lambda a: a.rate)
-    return min(able, key=lambda a: total(a.design, a.tried, problem.catalog, by))
+        return max(able, key=lambda a: (a.rate, a.design.token is None))
+    return min(
+        able, key=lambda a: (total(a.design, a.tried, problem.catalog, by), a.design.token is not None)
+    )
 
 
 def size_name(answer: Answer) -> str:
