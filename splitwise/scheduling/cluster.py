@@ -43,7 +43,6 @@ SPENT_STATUS = {
     FailureCause.TRANSFER_CORRUPT: "DATA_LOSS",
     FailureCause.OVERLOADED: "RESOURCE_EXHAUSTED",
 }
-BACKOFF_CAUSES = (FailureCause.ENGINE, FailureCause.OVERLOADED, FailureCause.DRAINING)
 
 
 class ClusterScheduler:
@@ -352,25 +351,11 @@ class ClusterScheduler:
             self._cancel_side(request, other, reasons.INVALID, out)
             self._fail(request, reasons.INVALID, "INVALID_ARGUMENT", event.message, out)
             return
-        for machine in self._to_rest(request, event, hold.machine):
+        for machine in request.to_rest(event.cause, hold.machine):
             if machine.state is not MachineState.DRAINING:
                 self.fleet.set_aside(machine, self.now + self.settings.backoff)
         reason = reasons.PROMPT_FAILED if event.phase is Phase.PROMPT else reasons.TOKEN_FAILED
         self._restart([request], reason, out, event)
-
-    @staticmethod
-    def _to_rest(request: Request, event: ev.AttemptFailed, failed: Machine) -> list[Machine]:
-        """Name the machines that get no work for a while after a failed attempt.
-
-        A transfer says little about whose fault it was. When a request's next one fails too,
-        both sides rest: a dead daemon is reported within that time, and the request waits for
-        it instead of spending its attempts in milliseconds.
-        """
-        if event.cause in BACKOFF_CAUSES:
-            return [failed]
-        if event.cause is FailureCause.TRANSFER and event.attempt > 1:
-            return [hold.machine for hold in (request.prompt, request.token) if hold is not None]
-        return []
 
     def _cancelled(self, event: ev.RequestCancelled, out: Decisions) -> None:
         request = self._requests.get(event.request_id)

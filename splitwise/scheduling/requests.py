@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from splitwise.scheduling.events import FailureCause
 from splitwise.scheduling.states import REQUEST_TABLE, RequestInput, RequestState
 
 if TYPE_CHECKING:
     from splitwise.scheduling.fleet import Group, Machine
+
+BACKOFF_CAUSES = (FailureCause.ENGINE, FailureCause.OVERLOADED, FailureCause.DRAINING)
 
 
 @dataclass(slots=True)
@@ -49,6 +52,19 @@ class Request:
     def advance(self, happened: RequestInput) -> None:
         """Take the way that the table says; KeyError when there is none."""
         self.state = REQUEST_TABLE[self.state, happened]
+
+    def to_rest(self, cause: FailureCause, failed: Machine) -> list[Machine]:
+        """Name the machines that get no work for a while after the current attempt failed on one.
+
+        A transfer says little about whose fault it was. When a request's next one fails too,
+        both sides rest: a dead daemon is reported within that time, and the request waits for
+        it instead of spending its attempts in milliseconds.
+        """
+        if cause in BACKOFF_CAUSES:
+            return [failed]
+        if cause is FailureCause.TRANSFER and self.attempt > 1:
+            return [hold.machine for hold in (self.prompt, self.token) if hold is not None]
+        return []
 
     @property
     def context(self) -> int:
