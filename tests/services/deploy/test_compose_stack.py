@@ -22,6 +22,7 @@ from tests.support.compose_file import FILE, ROOT, TLS_FILE, load
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.timeout(900)
 PROMPT = list(range(1, 700))  # above the threshold: pushed layer by layer
 
 

@@ -26,7 +26,7 @@ from tests.support.compose_file import FILE, load
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPT = list(range(1, 600))
 MACHINES = ("prompt-0", "prompt-1", "token-0", "token-1")
 
