@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splitwise.provision.designs import Design
-from splitwise.provision.throughput import Load, cluster_of
-from splitwise.sim.config import scheduler_of
+from splitwise.provision.throughput import Load, cluster_of, scheduler_for
 from splitwise.sim.run import Mode, simulate
 from splitwise.sim.slo import Verdict, evaluate, reference
 from splitwise.sim.workers import LocalWorkers
@@ -81,7 +80,7 @@ def run_probe(problem: Problem, probe: Probe, seed: int) -> Result:
 
 def _simulate(problem: Problem, trace: Trace, cluster: Cluster, until: float = float("inf")) -> Result:
     config = problem.config
-    return simulate(trace, cluster, mode=config.mode, scheduler=scheduler_of(config), until=until)
+    return simulate(trace, cluster, mode=config.mode, scheduler=scheduler_for(config, cluster), until=until)
 
 
 def meets(problem: Problem, probe: Probe, *, stop_early: bool = True) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from splitwise.errors import ConfigError
-from splitwise.sim.config import MachinesPart, build_cluster
+from splitwise.sim.config import MachinesPart, build_cluster, scheduler_of
 from splitwise.sim.run import simulate
 from splitwise.sim.slo import TABLE_VI, Verdict, evaluate
 from splitwise.workload import synthesize
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from splitwise.perf.catalog import Catalog
     from splitwise.provision.designs import Design, Size
+    from splitwise.scheduling.settings import SchedulerSettings
     from splitwise.sim.config import SimulationConfig
     from splitwise.sim.setup import Cluster
     from splitwise.workload import Trace
@@ -61,6 +62,13 @@ def cluster_of(design: Design, size: Size, config: SimulationConfig, catalog: Ca
     return build_cluster(config.model_copy(update={"machines": machines}), catalog)
 
 
+def scheduler_for(config: SimulationConfig, cluster: Cluster) -> SchedulerSettings:
+    """Return a config's scheduler; for a design that is not split, one that does not split."""
+    scheduler = scheduler_of(config)
+    # By any other policy machines would be borrowed for token phases: a split cluster after all.
+    return scheduler if cluster.split else replace(scheduler, policy="together")
+
+
 def judge(cluster: Cluster, config: SimulationConfig, load: Load, rate: float) -> Verdict:
     """Simulate one rate and return the first seed's verdict that is not met, or the last one's."""
     verdict: Verdict | None = None
@@ -68,7 +76,7 @@ def judge(cluster: Cluster, config: SimulationConfig, load: Load, rate: float) -
         trace = synthesize(load.source, rate=rate, duration=load.duration, joint=load.joint, seed=seed)
         if config.mode.value == "compat":
             trace = replace(trace, output_tokens=trace.output_tokens.clip(min=2))
-        result = simulate(trace, cluster, mode=config.mode)
+        result = simulate(trace, cluster, mode=config.mode, scheduler=scheduler_for(config, cluster))
         verdict = evaluate(result, load.reference, load.slo, warmup=load.warmup)
         if not verdict.met:
             return verdict

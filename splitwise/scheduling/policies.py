@@ -4,7 +4,7 @@
 prompt machine and the token machine are chosen together at arrival. Each phase looks in
 its own pool, then in the mixed pool, then borrows from the opposite pool; when one of
 the phases finds no place, one machine takes both. A *policy* only says which machine of
-a pool is looked at first.
+a pool is looked at first; `TOGETHER` leaves the pools out and never splits a request.
 
 Thresholds come in `limits`, an int64 array with the ``LIMIT`` constants as indices.
 """
@@ -41,13 +41,14 @@ from splitwise.scheduling.candidates import weigh
 from splitwise.scheduling.compiled import compiled
 
 # Policies, by the number that stands in `limits[LIMIT_POLICY]`.
-JSQ, POWER_OF_TWO, ROUND_ROBIN, RANDOM, PREFIX_AWARE = range(5)
+JSQ, POWER_OF_TWO, ROUND_ROBIN, RANDOM, PREFIX_AWARE, TOGETHER = range(6)
 POLICIES = {
     "jsq": JSQ,
     "power-of-two": POWER_OF_TWO,
     "round-robin": ROUND_ROBIN,
     "random": RANDOM,
     "prefix-aware": PREFIX_AWARE,
+    "together": TOGETHER,
 }
 
 LIMIT_POLICY = 0
@@ -290,9 +291,27 @@ def choose_one_for_both(
                 state, slot, prompt_blocks + token_blocks, prompt_blocks + most_blocks
             ):
                 continue
-            if best == NONE or rows[PROMPT_KEY, slot] < rows[PROMPT_KEY, best]:
+            if best == NONE or _less_to_do(rows, slot, best):
                 best = slot
     return best
+
+
+@compiled
+def _less_to_do(rows: Int64s, slot: int, other: int) -> bool:
+    """Whether a machine has the shorter prompt queue, or an equal one and less in its token phase."""
+    if rows[PROMPT_KEY, slot] != rows[PROMPT_KEY, other]:
+        return bool(rows[PROMPT_KEY, slot] < rows[PROMPT_KEY, other])
+    return bool(rows[TOKEN_KEY, slot] < rows[TOKEN_KEY, other])
+
+
+@compiled
+def _largest_memory(state: ClusterState, group: int) -> int:
+    """Return the KV blocks of the machine that has most of them."""
+    most = 0
+    for which in range(group * POOLS, (group + 1) * POOLS):
+        for place in range(state.sizes[which]):
+            most = max(most, int(state.machines[KV_BLOCKS, state.members[which, place]]))
+    return most
 
 
 @compiled
@@ -317,6 +336,13 @@ def choose_pair(
     No counter of a machine is changed: the caller books the choice with `add_prompt` and
     `add_token`.
     """
+    if limits[LIMIT_POLICY] == TOGETHER:
+        one = choose_one_for_both(state, limits, group, tokens, prompt_blocks, token_blocks, most_blocks)
+        if one != NONE:
+            return one, one, HOW_LAST_RESORT, HOW_NOT_NEEDED if token_blocks == 0 else HOW_LAST_RESORT
+        if prompt_blocks + most_blocks <= _largest_memory(state, group):
+            return NONE, NONE, HOW_NONE, HOW_NONE
+        # No machine will ever hold both phases: better split than waiting for good.
     prompt, prompt_how = choose_prompt(state, limits, group, tokens, prompt_blocks, draw, hints)
     if prompt != NONE:
         if token_blocks == 0:

@@ -13,7 +13,8 @@ class SchedulerSettings:
     """Settings of `ClusterScheduler`. Times are in seconds, queues in tokens."""
 
     policy: str = "jsq"
-    """One of ``jsq``, ``power-of-two``, ``round-robin``, ``random``, ``prefix-aware``."""
+    """One of ``jsq``, ``power-of-two``, ``round-robin``, ``random``, ``prefix-aware``,
+    ``together`` (no request is split)."""
 
     queue_tokens: int = 8192
     """A machine that has work takes a prompt only up to so many pending tokens; beyond it

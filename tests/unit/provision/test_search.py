@@ -13,7 +13,7 @@ from splitwise.errors import ConfigError
 from splitwise.perf.catalog import shipped
 from splitwise.provision import search
 from splitwise.provision.designs import PAPER_DESIGNS, Bounds, Budget, Design, Size, sizes_within, total
-from splitwise.provision.probe import Probe, Prober, Problem, hopeless, longer, meets, trace_of
+from splitwise.provision.probe import Probe, Prober, Problem, hopeless, longer, meets, run_probe, trace_of
 from splitwise.provision.search import Answer, advice, fastest, frontier, smallest
 from splitwise.provision.throughput import Load, cluster_of
 from splitwise.sim.config import MachinesPart, SimulationConfig, TracePart, reference_row
@@ -102,6 +102,16 @@ def test_one_process_and_two_answer_alike() -> None:
             prober = Prober(problem(), workers)
             answers.append(smallest(prober, HH, 14.0, Budget.COST, Bounds(Size(4, 4))))
     assert answers[0] == answers[1]
+
+
+def test_a_design_without_token_machines_is_not_split() -> None:
+    given_ = problem()
+    plain = run_probe(given_, Probe(H, Size(4), 14.0), 0)
+    split = run_probe(given_, Probe(HH, Size(3, 1), 14.0), 0)
+    assert (plain.prompt_machine == plain.token_machine).all()
+    assert len(set(plain.prompt_machine.tolist())) == 4
+    assert (split.prompt_machine != split.token_machine).mean() > 0.9
+    assert plain.unfinished == 0
 
 
 @pytest.mark.parametrize("rate", [5.0, 14.0, 25.0, 60.0])
