@@ -104,6 +104,15 @@ class Up:
 
             await self._until(serves)
 
+    async def until_computing(self) -> None:
+        """Wait until a prompt is on a machine and not computed yet."""
+        async with AsyncClient(self.router) as client:
+
+            async def computes() -> bool:
+                return any(machine.pending_prompt_tokens for machine in (await client.cluster()).machines)
+
+            await self._until(computes)
+
     async def until_free(self) -> None:
         """Wait until every count of what requests hold is back to 0, at whoever keeps one."""
         held: dict[str, Any] = {}
@@ -158,4 +167,4 @@ class Up:
                         return
                 except (RemoteError, grpc.RpcError, OSError, aiohttp.ClientError):
                     pass
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
