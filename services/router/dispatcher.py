@@ -250,9 +250,10 @@ class Dispatcher:
         session = self._current(received.work, "kv_received")
         if session is None:
             return
-        if received.HasField("stats"):
-            session.kv_received(received.stats)
-            session.trace.kv_received(received.stats)
+        stats = received.stats if received.HasField("stats") else None
+        session.kv_received(stats)
+        if stats is not None:
+            session.trace.kv_received(stats)
         arrived = ev.KvReceived(now, received.work.request_id, received.work.attempt)
         if session.first_seen:
             self._events.append(arrived)

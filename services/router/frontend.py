@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.router.dashboard.recent import RecentRequests, RequestRecord
+from services.router.dashboard.recent import MODES, RecentRequests, RequestRecord
 from services.router.describe import describe_cluster, describe_models
 from services.router.metrics import REFUSALS, observe
 from splitwise.errors import NotFoundError, RemoteError, UnavailableError
@@ -156,6 +156,7 @@ class Frontend:
                 token_machine=placement.token_machine,
                 reason=placement.reason,
                 restarts=max(0, session.attempt - 1),
+                pushing=MODES.get(session.pushing, ""),
             )
 
     def ended(self, session: Session) -> None:

@@ -13,6 +13,7 @@ from splitwise.requests import Answer, Arrived, AttemptMerge, Progress, RequestT
 from splitwise.rpc.v1.common_pb2 import (
     TRANSFER_MODE_LAYERWISE,
     TRANSFER_MODE_SERIALIZED,
+    TRANSFER_MODE_UNSPECIFIED,
     TransferMode,
     TransferRef,
     TransferStats,
@@ -75,6 +76,7 @@ class Session:
         self._given_up = False
         self._cached_prompt_tokens = 0
         self._transfer: TransferStats | None = None
+        self.pushing: TransferMode.ValueType = TRANSFER_MODE_UNSPECIFIED  # until the KV cache has arrived
 
     # -- attempts
 
@@ -93,6 +95,7 @@ class Session:
         self.deferred.clear()
         self._merge = AttemptMerge(single=plan.single)
         self._transfer = None
+        self.pushing = TRANSFER_MODE_UNSPECIFIED
         work = WorkRef(request_id=self.request_id, attempt=self.attempt)
         prompt = StartPrompt(
             work=work,
@@ -105,7 +108,7 @@ class Session:
             return prompt, None
         transfer = TransferRef(transfer_id=os.urandom(16), generation=self.attempt)
         prompt.transfer.CopyFrom(transfer)
-        prompt.mode = self._mode(len(plan.token_ids))
+        prompt.mode = self.pushing = self._mode(len(plan.token_ids))
         token = StartToken(
             work=work,
             token_ids=plan.token_ids,
@@ -120,6 +123,7 @@ class Session:
     def give_up(self) -> None:
         """End the current attempt: what its machines may still say is not this request's any more."""
         self._given_up = True
+        self.pushing = TRANSFER_MODE_UNSPECIFIED
 
     def runs(self, attempt: int) -> bool:
         """Whether `attempt` is the current one, and not given up."""
@@ -189,9 +193,10 @@ class Session:
 
     keeps_up = True  # False: the client reads too slowly
 
-    def kv_received(self, stats: TransferStats) -> None:
-        """Note what the transfer cost."""
+    def kv_received(self, stats: TransferStats | None) -> None:
+        """The KV cache has arrived; `stats`: what the transfer cost, where that is known."""
         self._transfer = stats
+        self.pushing = TRANSFER_MODE_UNSPECIFIED
 
     # -- the end
 

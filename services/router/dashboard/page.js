@@ -83,7 +83,7 @@ function show() {
   showFigures();
   showLatency();
   showTransfers();
-  byId("pools").replaceChildren(...POOLS.map(([pool, title]) => poolNode(pool, title)));
+  showPools();
   if (!paused) timeline.update(state.machines, state.requests);
   const picked = state.requests.find((request) => request.request_id === timeline.chosen);
   if (picked && picked.outcome !== pickedOutcome) pick(picked);  // it is over now
@@ -131,7 +131,10 @@ function showTransfers() {
       make("i", {}, make("b", { style: { width: `${100 * (share ?? 0)}%` } })),
       make("span", { text: share === null ? "–" : percent(share) }));
     return [
-      make("td", { text: row.mode }), make("td", { text: row.count }), make("td", { text: `${large(row.bytes)}B` }),
+      make("td", { text: row.mode }),
+      make("td", { text: row.open_exposed ? `${row.open}, ${row.open_exposed} exposed` : row.open,
+        className: row.open_exposed ? "exposed" : "", title: "pushes under way; exposed: the first token is out" }),
+      make("td", { text: row.count }), make("td", { text: `${large(row.bytes)}B` }),
       make("td", { text: duration(row.push[50]) }), make("td", { text: duration(row.exposed[50]) }),
       make("td", { text: duration(row.exposed[99]) }), make("td", { className: "wide" }, bar),
     ];
@@ -152,8 +155,16 @@ function poolNode(pool, title) {
     const empty = pool === "mixed" ? "No machine is borrowed." : "No machine.";
     node.append(make("p", { className: "hint", text: empty }));
   }
-  node.append(...machines.map((machine) => machineNode(machine, deepest)));
+  node.append(make("div", { className: "machines" }, ...machines.map((machine) => machineNode(machine, deepest))));
   return node;
+}
+
+// A pool of many machines gets the width of several, in steps, so that a borrowed machine moves nothing.
+function showPools() {
+  const widths = POOLS.map(([pool]) => state.machines.filter((machine) => machine.pool === pool).length)
+    .map((count) => `minmax(0, ${Math.min(4, Math.max(1, Math.ceil(count / 15)))}fr)`);
+  byId("pools").style.setProperty("--widths", widths.join(" "));
+  byId("pools").replaceChildren(...POOLS.map(([pool, title]) => poolNode(pool, title)));
 }
 
 function gauge(kind, share, label, title) {
@@ -230,8 +241,10 @@ function decisionNodes(decision) {
   if (decision.candidates.length) {
     const body = make("tbody", {}, ...decision.candidates.map((seen) =>
       make("tr", { className: seen.chosen ? "chosen" : "" }, make("td", { text: seen.machine }),
-        make("td", { text: seen.phase }), make("td", { text: seen.pool }), make("td", { text: large(seen.queue_tokens) }))));
-    const head = make("tr", {}, ...["machine", "phase", "pool", "queue"].map((text) => make("th", { text })));
+        make("td", { text: seen.phase }), make("td", { text: seen.pool }), make("td", { text: large(seen.queue_tokens) }),
+        make("td", { text: seen.kv_total ? percent(seen.kv_used / seen.kv_total) : "–",
+          title: `${seen.kv_used} of ${seen.kv_total} KV blocks in use or promised; ${seen.cached_tokens} prompt tokens thought to be cached` }))));
+    const head = make("tr", {}, ...["machine", "phase", "pool", "queue", "KV"].map((text) => make("th", { text })));
     nodes.push(make("table", {}, make("thead", {}, head), body));
   }
   return nodes;

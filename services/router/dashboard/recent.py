@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from splitwise.rpc.v1.router_pb2 import Finished
 
-_MODES = {
+MODES = {
     TransferMode.TRANSFER_MODE_SERIALIZED: "serialized",
     TransferMode.TRANSFER_MODE_LAYERWISE: "layerwise",
 }
@@ -55,6 +55,7 @@ class RequestRecord:
     reason: str = ""
     restarts: int = 0
     transfer: TransferRecord | None = None
+    pushing: str = ""  # the mode of a push that has not arrived yet
 
 
 class RecentRequests:
@@ -75,7 +76,7 @@ class RecentRequests:
         if finished.HasField("transfer"):
             stats = finished.transfer
             transfer = TransferRecord(
-                stats.bytes, stats.push_us, stats.exposed_us, _MODES.get(stats.mode, ""), stats.transport
+                stats.bytes, stats.push_us, stats.exposed_us, MODES.get(stats.mode, ""), stats.transport
             )
         self.add(
             RequestRecord(

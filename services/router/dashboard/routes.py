@@ -7,7 +7,7 @@ import time
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from services.router.dashboard.state import cluster_state, explanation_state
 from services.router.gateway.app import ExtraRoutes
@@ -68,10 +68,15 @@ def dashboard_routes(
     handlers = _Handlers(source, targets)
     routes = [
         *[web.get(path, _static(name, kind)) for path, (name, kind) in PAGE_FILES.items()],
+        web.get("/", _to_the_page),
         web.get("/dashboard/state", handlers.state),
         web.get("/dashboard/requests/{request_id}", handlers.request),
     ]
-    return ExtraRoutes(routes, frozenset(PAGE_FILES))
+    return ExtraRoutes(routes, frozenset({"/", *PAGE_FILES}))
+
+
+async def _to_the_page(_request: web.Request) -> web.Response:
+    return web.Response(status=302, headers={hdrs.LOCATION: "/dashboard"})
 
 
 class _Handlers:

@@ -33,6 +33,7 @@ def cluster_state(
 ) -> dict[str, Any]:
     """Return the page's state. `over` ended within `window_s`; at most `shown` are listed."""
     finished = [record for record in over if record.outcome in _FINISHED]
+    running = list(running)
     return {
         "now_ms": time.time() * 1e3,
         "window_s": window_s,
@@ -45,7 +46,7 @@ def cluster_state(
         "power": {field.name: value for field, value in cluster.power.ListFields()},
         "rates": _rates(over, finished, window_s),
         "latency": _latency(finished, targets),
-        "transfers": _transfers(finished),
+        "transfers": _transfers(finished, running),
         "requests": [_request(record) for record in [*over[-shown:], *running]],
     }
 
@@ -67,6 +68,9 @@ def explanation_state(explanation: Explanation) -> dict[str, Any]:
                         "phase": _PHASES.get(seen.phase, ""),
                         "pool": _POOLS.get(seen.pool, ""),
                         "queue_tokens": seen.queue_tokens,
+                        "kv_used": seen.kv_blocks_used,
+                        "kv_total": seen.kv_blocks,
+                        "cached_tokens": seen.cached_tokens,
                         "chosen": seen.chosen,
                     }
                     for seen in record.candidates
@@ -148,8 +152,11 @@ def _percentiles(microseconds: Iterable[int]) -> dict[int, float | None]:
     return {rank: ordered[math.ceil(rank / 100 * len(ordered)) - 1] / 1e3 for rank in PERCENTILES}
 
 
-def _transfers(finished: Sequence[RequestRecord]) -> list[dict[str, Any]]:
-    """Return one row per mode: how much was pushed, how much of the time the client could see."""
+def _transfers(finished: Sequence[RequestRecord], running: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    """Return one row per mode: what is in flight, how much was pushed, and what the client saw of it.
+
+    A push is exposed as soon as the first token is out: from then on it delays the second.
+    """
     rows = []
     for mode in ("layerwise", "serialized"):
         some = [r.transfer for r in finished if r.transfer is not None and r.transfer.mode == mode]
@@ -158,6 +165,8 @@ def _transfers(finished: Sequence[RequestRecord]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "mode": mode,
+                "open": sum(record.pushing == mode for record in running),
+                "open_exposed": sum(record.pushing == mode and record.ttft_us > 0 for record in running),
                 "count": len(some),
                 "bytes": sum(transfer.bytes for transfer in some),
                 "hidden_share": None if pushed == 0 else 1 - exposed / pushed,

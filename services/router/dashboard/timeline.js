@@ -60,7 +60,7 @@ export class Timeline {
         { from: assigned, to: first, tone: failed && !request.ttft_us ? "failed" : "prompt", what: "prompt phase" },
       ] });
       if (!request.ttft_us || end <= first || !request.token_machine) continue;
-      const exposed = Math.min(end, first + (request.transfer?.exposed_us ?? 0) / 1e3);
+      const exposed = request.pushing ? end : Math.min(end, first + (request.transfer?.exposed_us ?? 0) / 1e3);
       rows.get(request.token_machine)?.push({ request, from: first, to: end, parts: [
         { from: first, to: exposed, tone: "exposed", what: "exposed transfer" },
         { from: exposed, to: end, tone: failed ? "failed" : "token", what: "token phase" },

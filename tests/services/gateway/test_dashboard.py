@@ -74,6 +74,8 @@ async def test_the_page_is_open_and_what_it_shows_is_not() -> None:
                 assert response.status == 200
                 assert "default-src 'none'" in response.headers["Content-Security-Policy"]
                 assert "http://" not in (await response.text())  # nothing is fetched from elsewhere
+        async with http.get(f"http://{address}/") as response:
+            assert (response.status, str(response.url)) == (200, f"http://{address}/dashboard")
         for path in ("/state", "/requests/request-1"):
             async with http.get(f"http://{address}/dashboard{path}") as response:
                 assert response.status == 401
@@ -108,6 +110,10 @@ async def test_forty_machines_are_shown_in_their_pools(browser: Browser) -> None
         )
         assert "40 machines" in await browser.evaluate(text_of("#cluster"))
         assert await browser.evaluate(text_of("#status")) == "live"
+        heights = await browser.evaluate(
+            "[...document.querySelectorAll('.pool')].map(pool => pool.getBoundingClientRect().height)"
+        )
+        assert heights[0] < 25 * 24  # twenty machines and more stand in columns
         assert "182" in await browser.evaluate(text_of("#figures"))  # of 200 kW may be drawn
         title = await browser.evaluate("document.querySelector('.machine .name').title")
         assert "GPUs draw" in title

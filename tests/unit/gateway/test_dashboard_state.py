@@ -141,10 +141,36 @@ def test_explanations_name_phases_and_pools() -> None:
         phase=common_pb2.PHASE_PROMPT,
         pool=common_pb2.POOL_MIXED,
         queue_tokens=5,
+        kv_blocks_used=3,
+        kv_blocks=9,
+        cached_tokens=16,
         chosen=True,
     )
     decision = router_pb2.DecisionRecord(kind="assign", reason="jsq", candidates=[candidate], at_us=3)
     explained = explanation_state(router_pb2.Explanation(request_id="r", decisions=[decision]))
     assert explained["decisions"][0]["candidates"] == [
-        {"machine": "p0", "phase": "prompt", "pool": "mixed", "queue_tokens": 5, "chosen": True}
+        {
+            "machine": "p0",
+            "phase": "prompt",
+            "pool": "mixed",
+            "queue_tokens": 5,
+            "kv_used": 3,
+            "kv_total": 9,
+            "cached_tokens": 16,
+            "chosen": True,
+        }
     ]
+
+
+def test_pushes_in_flight_are_counted_by_mode_and_by_whether_they_delay() -> None:
+    running = (
+        record("a", outcome="running", pushing="layerwise"),
+        record("b", outcome="running", pushing="layerwise", ttft_us=5),
+        record("c", outcome="running", pushing="serialized", ttft_us=5),
+        record("d", outcome="running", ttft_us=5),  # it has arrived
+    )
+    rows = {row["mode"]: row for row in state_of(running=running)["transfers"]}
+    assert (rows["layerwise"]["open"], rows["layerwise"]["open_exposed"]) == (2, 1)
+    assert (rows["serialized"]["open"], rows["serialized"]["open_exposed"]) == (1, 1)
+    shown = {request["request_id"]: request for request in state_of(running=running)["requests"]}
+    assert (shown["a"]["pushing"], "pushing" in shown["d"]) == ("layerwise", False)

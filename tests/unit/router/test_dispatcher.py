@@ -16,6 +16,9 @@ from splitwise.rpc.v1 import machine_pb2 as pb
 from splitwise.rpc.v1.common_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
+    TRANSFER_MODE_LAYERWISE,
+    TRANSFER_MODE_SERIALIZED,
+    TRANSFER_MODE_UNSPECIFIED,
     MachineDescription,
     MachineIdentity,
     SamplingParams,
@@ -114,6 +117,20 @@ def ref(session: Session, attempt: int | None = None) -> pb.WorkRef:
 
 async def answer(session: Session) -> GenerateResponse:
     return await session.mailbox.take()
+
+
+def test_a_push_is_in_flight_until_it_has_arrived_or_its_attempt_is_given_up() -> None:
+    cluster = Cluster()
+    short, long = cluster.submit(max_tokens=3), cluster.submit(max_tokens=3, prompt=600)
+    assert (short.pushing, long.pushing) == (TRANSFER_MODE_SERIALIZED, TRANSFER_MODE_LAYERWISE)
+    assert cluster.submit(max_tokens=1).pushing == TRANSFER_MODE_UNSPECIFIED  # there is no token phase
+    cluster.first(long, ord("a"))
+    assert long.pushing == TRANSFER_MODE_LAYERWISE
+    cluster.received(long)
+    assert long.pushing == TRANSFER_MODE_UNSPECIFIED
+    attempt = short.attempt
+    cluster.lose(cluster.pair(short)[0])
+    assert (short.attempt, short.pushing) == (attempt + 1, TRANSFER_MODE_SERIALIZED)  # anew, elsewhere
 
 
 async def test_a_request_through_both_machines() -> None:
