@@ -33,7 +33,9 @@ def requirements(image: str) -> list[str]:
     names = {re.split(r"[^A-Za-z0-9._-]", line)[0]: line for line in lines}
     gone = LEFT_OUT[image] - names.keys()
     if gone:
-        raise ValueError(f"{image} leaves out {', '.join(sorted(gone))}, which pyproject.toml does not ask for")
+        raise ValueError(
+            f"{image} leaves out {', '.join(sorted(gone))}, which pyproject.toml does not ask for"
+        )
     kept = [line for name, line in names.items() if name not in LEFT_OUT[image]]
     return kept + (project["optional-dependencies"][EXTRA[image]] if image in EXTRA else [])
 

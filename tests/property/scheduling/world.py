@@ -30,8 +30,8 @@ HOMES = (Pool.PROMPT, Pool.TOKEN, Pool.PROMPT, Pool.TOKEN, Pool.MIXED)
 CAUSES = tuple(FailureCause)
 OPERATIONS = (
     "arrive", "arrive", "arrive", "first", "first", "kv", "kv", "tokens", "tokens", "finish", "finish",
-    "fail", "cancel", "lose", "join", "join", "drain", "undrain", "pause", "resume", "report", "report", "tick",
-    "stray", "configure",
+    "fail", "cancel", "lose", "join", "join", "drain", "undrain", "pause", "resume", "report", "report",
+    "tick", "stray", "configure",
 )  # fmt: skip
 
 
