@@ -32,6 +32,7 @@ K = TypeVar("K")
 COLLAPSE = 0.5  # a bigger batch in less than this share of a smaller one's time is no measurement
 REPEAT_NOISE = 0.01  # relative; repeats of one run differ by about so much
 JUMP = 0.05  # token times that differ by more at about the same context are of two minds
+GAP = 2.0  # batch sizes further apart than doubling leave a gap that is named
 SAME_OUTPUT = 1.25  # runs whose output lengths differ by a smaller factor belong to one sweep
 
 
@@ -364,10 +365,16 @@ def _noise(points: Sequence[ProfilePoint], value: Callable[[ProfilePoint], float
 def _beyond(model: PerformanceModel) -> list[str]:
     names = {"prompt_tokens": "prompt tokens", "sequences": "sequences in the token phase"}
     names["context"] = "tokens of context in the batch"
-    return [
+    outside = [
         f"everything outside {low:g} to {high:g} {names[name]}"
         for name, (low, high) in model.measured.items()
     ]
+    gaps = [
+        f"batches between {low:g} and {high:g} sequences: a straight line, none of them was measured"
+        for low, high in pairwise(model.token.x)
+        if high > GAP * low
+    ]
+    return outside + gaps
 
 
 def with_compat(model: PerformanceModel, points: Sequence[ProfilePoint]) -> PerformanceModel:

@@ -109,6 +109,11 @@ def test_what_was_not_measured_is_said() -> None:
     assert model.extrapolates(prompt_tokens=500, sequences=64) == []
     assert model.extrapolates(sequences=65) == ["sequences=65 lies outside the measured 1 to 64"]
     assert any("1 to 64 sequences" in line for line in report(made_up()).extrapolated)
+    holes = [p for p in made_up() if p.batch not in (4, 8, 16, 64)]
+    told = report(holes).extrapolated
+    assert "everything outside 1 to 32 sequences in the token phase" in told
+    assert any(line.startswith("batches between 2 and 32 sequences: a straight line") for line in told)
+    assert not any("straight line" in line for line in report(made_up()).extrapolated)
     prompts_only = [replace(p, token_seconds=0.0) for p in made_up()]
     assert report(prompts_only).token is None
     assert "not measured" in "\n".join(report(prompts_only).lines())
