@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @needs_prometheus
 @pytest.mark.slow
-async def test_every_panel_has_something_to_show_and_the_alerts_are_loaded_and_silent(
+async def test_every_panel_has_something_to_show_and_the_alerts_speak_when_a_machine_is_killed(
     measured: MeasuredCluster, http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await measured.start_router()
@@ -66,3 +66,6 @@ async def test_every_panel_has_something_to_show_and_the_alerts_are_loaded_and_s
         assert loaded.keys() == {rule["alert"] for rule in alerts()}
         assert {name: rule["lastError"] for name, rule in loaded.items() if rule.get("lastError")} == {}
         assert [name for name, rule in loaded.items() if rule["state"] == "firing"] == []
+
+        await measured.signal_machine(measured.machines[1])
+        await prometheus.until('ALERTS{alertname="SplitwiseMachinesLost", alertstate="firing"}')
