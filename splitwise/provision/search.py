@@ -234,6 +234,7 @@ def _answer(prober: Prober, design: Design, size: Size, rate: float) -> Answer:
 
 def _missed(prober: Prober, design: Design, rate: float, sizes: Sequence[Size]) -> Answer:
     """Return the nearest miss among the largest clusters, some of them if there are many."""
+    sizes = [size for size in sizes if not any(_within(size, other) for other in sizes)]
     every = max(1, -(-len(sizes) // NEAREST))
     tried = sizes[every // 2 :: every]
     prober.expect(design, float(len(tried)))
@@ -244,6 +245,11 @@ def _missed(prober: Prober, design: Design, rate: float, sizes: Sequence[Size]) 
     worst, size = min(misses, key=lambda miss: miss[0].use)
     found = _answer(prober, design, size, rate)
     return replace(found, size=None, tightest=worst, margin=1 - worst.use)
+
+
+def _within(size: Size, other: Size) -> bool:
+    """Whether another cluster has all that this one has, and more."""
+    return size != other and size.prompt <= other.prompt and size.token <= other.token
 
 
 def _over_limits(missed: Answer, served: Sequence[Size], bounds: Bounds, catalog: Catalog) -> Answer:
