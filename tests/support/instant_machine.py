@@ -6,12 +6,15 @@ What a router costs is measured against such machines, and how much it can hold.
 stdout names the address; list it in ``router.machines``. All running requests get one token
 per iteration, in one message, as from a real machine. `--hold-until N`: no request gets its
 second token before N requests have asked for theirs. `--pace`: seconds between iterations.
+SIGUSR1 makes it stand still for `STALL_S` as busy Python does: nothing of it runs but gRPC's threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -38,6 +41,7 @@ from splitwise.rpc.v1.machine_pb2_grpc import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+STALL_S = 2.0
 FIRST, LATER = ord("a"), ord("b")
 HOMES = {"prompt": POOL_PROMPT, "token": POOL_TOKEN}
 SERVICES = ("splitwise.v1.PromptService", "splitwise.v1.TokenService")
@@ -150,6 +154,12 @@ class InstantMachine(PromptServiceServicer, TokenServiceServicer):
             await asyncio.sleep(every_s)
 
 
+def _stall() -> None:
+    """Sleep without giving up the interpreter's lock."""
+    ctypes.PyDLL(None).usleep(int(STALL_S * 1e6))
+    print(f"stalled for {STALL_S} s", flush=True)
+
+
 def _key(work: pb.WorkRef) -> tuple[str, int]:
     return work.request_id, work.attempt
 
@@ -171,6 +181,7 @@ async def _main() -> None:
     )
     server = await machine.serve()
     print(machine.description.address, flush=True)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _stall)
     await asyncio.to_thread(sys.stdin.read)  # ends with whoever started it
     await server.stop(0)
 

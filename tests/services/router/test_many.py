@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import Counter
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc.aio
 import psutil
 import pytest
 
-from tests.services.router.cluster import RouterCluster, request
+from tests.services.router.cluster import request
+from tests.services.router.instant import instant_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,32 +24,9 @@ BYTES_PER_REQUEST = 50_000
 """What an open request may cost the router, its gRPC call included (measured: 13 kB)."""
 
 
-@asynccontextmanager
-async def cluster(folder: Path, machine: Sequence[str], *settings: str) -> AsyncIterator[RouterCluster]:
-    """A router with a prompt machine and a token machine that cost nothing; `machine`: their options."""
-    pipe = asyncio.subprocess.PIPE
-    machines, addresses = [], []
-    found = RouterCluster(folder)
-    try:
-        for home in ("prompt", "token"):
-            command = ["-m", "tests.support.instant_machine", "--name", home, "--home", home, *machine]
-            process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
-            machines.append(process)
-            assert process.stdout is not None
-            addresses.append((await process.stdout.readline()).decode().strip())
-        await found.start_router("--machines", json.dumps(addresses), *settings)
-        await found.until_serving(2)
-        yield found
-    finally:
-        await found.stop()
-        for process in machines:
-            process.kill()
-            await process.wait()
-
-
 async def test_ten_thousand_requests_are_held_at_once_and_all_answered(tmp_path: Path) -> None:
     """The token machine gives no second token before it was asked for all, so all are open together."""
-    async with cluster(tmp_path, ["--hold-until", str(MANY)], "--queue-limit", str(MANY)) as found:
+    async with instant_cluster(tmp_path, ["--hold-until", str(MANY)], "--queue-limit", str(MANY)) as found:
         router = psutil.Process(found.router.process.pid)
         before = router.memory_info().rss
         asked = request([7] * 16, model="instant", max_tokens=TOKENS)
@@ -71,7 +45,7 @@ async def test_ten_thousand_requests_are_held_at_once_and_all_answered(tmp_path:
 async def test_what_does_not_fit_is_refused_with_a_delay_and_the_rest_is_served(tmp_path: Path) -> None:
     """12,000 at once, room for 128 and a queue of 500: served or RESOURCE_EXHAUSTED, none is lost."""
     machine = ["--max-running", "64", "--pace", "0.5"]
-    async with cluster(tmp_path, machine, "--queue-limit", "500") as found:
+    async with instant_cluster(tmp_path, machine, "--queue-limit", "500") as found:
         asked = request([7] * 16, model="instant", max_tokens=TOKENS)
         answers = await asyncio.gather(*[found.ask(asked) for _ in range(FLOOD)])
         refused = [answer for answer in answers if answer.error is not None]
