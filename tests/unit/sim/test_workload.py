@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 import tracemalloc
 from typing import TYPE_CHECKING
 
@@ -243,3 +246,29 @@ def test_slice_shifts_and_refuses_nothing() -> None:
     assert trace.slice(1.0, 3.0).arrival.tolist() == [0.0, 1.0]
     with pytest.raises(TraceError, match="no requests between"):
         trace.slice(10, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_million_rows_stream_in_bounded_memory(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.csv"
+    rows, chunk = 5_000_000, 100_000
+    with raw.open("w") as file:
+        file.write("arrival_timestamp,prompt_size,token_size\n")
+        for start in range(0, rows, chunk):
+            numbers = range(start, start + chunk)
+            file.writelines(f"{n * 0.001:.3f},{100 + n % 2000},{1 + n % 300}\n" for n in numbers)
+    # The interpreter with numpy takes some 100 MB; the rows as Python objects would take 800 MB.
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (300 << 20,) * 2);"
+        "from splitwise.cli.main import main; main()"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, "trace", "describe", str(raw), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["requests"] == rows
