@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 130  # of the table when it goes to a file or a pipe
 HELP = """\
-Find the cluster to buy: which machine types, how many for each phase, at what cost and power.
+Find the cluster to buy: which machines, how many for each phase, at what cost.
 
 Two questions, one option each:
 
@@ -33,26 +33,29 @@ Two questions, one option each:
 \b
 --by says what is minimized at a --rate, or what the --budget is of:
   cost      dollars per hour (a100-80gb 17.6, h100-80gb 38)
-  power     units of provisioned power (a100-80gb 24.8, h100-80gb 44, h100-80gb-pcap 30.8)
+  power     units of provisioned power (a100-80gb 24.8, h100-80gb 44,
+            h100-80gb-pcap 30.8)
   machines  machines
 
 \b
-Everything can stand in a YAML file instead of the workload, with own machines, designs,
-prices, SLOs and limits; options go before it:
+Everything can stand in a YAML file instead of the workload, with own
+machines, designs, prices, SLOs and limits; options go before it:
       splitwise provision --example > plan.yaml
       splitwise provision plan.yaml --rate 90
 
 \b
-Size names are P+T: P prompt machines and T token machines; one number is a cluster that is
-not split. `margin` is the room that is left: at a --rate, how much more of the rate the
-cluster was seen to serve; with a --budget, the unused share of the tightest SLO. The last
-line says whether splitting pays at all. Every answer was confirmed on a trace twice as long
-with two more seeds. SLOs that nothing meets: exit status 1, with the nearest miss.
+Size names are P+T: P prompt machines and T token machines; one number is a
+cluster that is not split. `margin` is the room that is left: at a --rate,
+how much more of the rate the cluster was seen to serve; with a --budget,
+the unused share of the tightest SLO. The last line says whether splitting
+pays at all. Every answer was confirmed on a trace twice as long with two
+more seeds. SLOs that nothing meets: exit status 1, with the nearest miss.
 
 \b
-SLOs are slowdowns against a request alone on an A100 machine; --slo names a YAML file such as
-{ttft: {50: 2, 99: 6}, tbt: {99: 5}, e2e: {90: 1.5}}. Without it: the nine of the Splitwise
-paper (ttft 2/3/6, tbt and e2e 1.25/1.5/5 at P50/P90/P99).
+SLOs are slowdowns against a request alone on an A100 machine; --slo names a
+YAML file such as {ttft: {50: 2, 99: 6}, tbt: {99: 5}, e2e: {90: 1.5}}.
+Without it: the nine of the Splitwise paper (ttft 2/3/6, tbt and e2e
+1.25/1.5/5 at P50/P90/P99).
 """
 
 
