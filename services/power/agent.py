@@ -11,8 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from services.power.describe import describe_gpu, power_report
+from services.power.names import resolve
 from services.power.nvml import Device, Fault, NvmlError, Reading
-from splitwise.errors import InvalidRequestError, PreconditionError, StaleError
+from splitwise.errors import StaleError
 from splitwise.power import (
     Caps,
     Claimed,
@@ -25,6 +26,7 @@ from splitwise.power import (
     Released,
     Resumed,
     Role,
+    SetLimit,
     Suspended,
     Tick,
 )
@@ -32,12 +34,12 @@ from splitwise.rpc.v1 import power_pb2 as pb
 from splitwise.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from services.power.limits_file import LimitsFile
     from services.power.nvml import Nvml
     from splitwise.config import PowerSettings
-    from splitwise.power import Event, SetLimit
+    from splitwise.power import Event
 
 RESCAN_S = 10.0  # how often GPUs that did not answer are looked for
 DIFFERS = 1.0  # watts between requested and enforced that are worth a word
@@ -108,7 +110,7 @@ class PowerAgent:
         identity = request.identity
         if not self._core.accepts(identity.machine_id, identity.incarnation):
             raise StaleError(f"identity.incarnation: a newer incarnation of {identity.machine_id} is known")
-        gpus = self._resolve(request.gpus)
+        gpus = resolve(request.gpus, self._devices, self._settings.node)
         share = request.share_watts if request.share_watts > 0 else None
         self._holds[identity.machine_id] = gpus
         now, lease = self._clock(), request.lease_ms / 1e3
@@ -205,7 +207,9 @@ class PowerAgent:
         except NvmlError as error:
             self._failed(device, error)
             return
-        self._feed(LimitRead(self._clock(), device.uuid, self._readings[device.uuid].limit))
+        limit = self._readings[device.uuid].limit
+        if limit != self._core.limit(device.uuid):
+            self._feed(LimitRead(self._clock(), device.uuid, limit))
         self._compare(device)
 
     def _compare(self, device: Device) -> None:
@@ -243,37 +247,46 @@ class PowerAgent:
         self._busy = True
         try:
             while self._events:
-                for decision in self._core.handle(self._events.popleft()):
-                    if isinstance(decision, Note):
-                        self._note(decision)
-                    else:
-                        self._set(decision)
+                decisions = self._core.handle(self._events.popleft())
+                for note in [one for one in decisions if isinstance(one, Note)]:
+                    self._note(note)
+                self._set([one for one in decisions if isinstance(one, SetLimit)])
         finally:
             self._busy = False
-        for uuid in self._kept.names():
-            if uuid in self._readings and not self._core.owes(uuid):
-                self._forget(uuid)
+        answering = [uuid for uuid in self._kept.names() if uuid in self._readings]
+        self._forget([uuid for uuid in answering if not self._core.owes(uuid)])
 
     def _note(self, note: Note) -> None:
         get_logger().warning("power.note", code=note.code, subject=note.subject, message=note.message)
 
-    def _set(self, decision: SetLimit) -> None:
-        device = self._devices[decision.uuid]
-        if not self._reporting_only:
-            self._change(device, decision)
-        if device.uuid in self._readings:
-            self._read(device)
+    def _set(self, decisions: Sequence[SetLimit]) -> None:
+        """Set limits, once the previous ones are kept, and read each back."""
+        kept = not self._reporting_only and self._keep([decision.uuid for decision in decisions])
+        for decision in decisions:
+            device = self._devices[decision.uuid]
+            if kept:
+                self._change(device, decision)
+            if device.uuid in self._readings:
+                self._read(device)
+
+    def _keep(self, uuids: Sequence[str]) -> bool:
+        """Keep GPUs' previous limits; False when that failed, and nothing may be set."""
+        try:
+            self._kept.remember({uuid: self._core.previous(uuid) for uuid in uuids})
+        except OSError as error:
+            for uuid in uuids:
+                self._not_set(uuid, f"not set: power.state cannot be written: {error}", Fault.OTHER)
+            return False
+        return True
 
     def _change(self, device: Device, decision: SetLimit) -> None:
-        """Keep the previous limit, then set the new one."""
+        if self._reporting_only:
+            return
         try:
-            self._kept.remember(device.uuid, self._core.previous(device.uuid))
             self._nvml.set_limit(device, decision.watts)
-        except OSError as error:
-            self._not_set(device.uuid, f"not set: power.state cannot be written: {error}", Fault.OTHER)
         except NvmlError as error:
             if error.fault is Fault.NO_PERMISSION:
-                self._report_only(device, error)
+                self._report_only(error)
             elif error.fault is Fault.LOST:
                 self._failed(device, error)
             else:
@@ -289,44 +302,21 @@ class PowerAgent:
             get_logger().error("power.limit_not_set", gpu=uuid, fault=fault.value, error=error)
         self._set_errors[uuid] = error
 
-    def _report_only(self, device: Device, error: NvmlError) -> None:
-        """Without permission nothing is set any more; what an earlier start owes stays owed."""
+    def _report_only(self, error: NvmlError) -> None:
+        """Without permission nothing is set any more; what an earlier start changed stays owed."""
         self._reporting_only = str(error)
         get_logger().warning("power.reporting_only", error=str(error))
-        if self._kept.get(device.uuid) == self._readings[device.uuid].limit:
-            self._forget(device.uuid)  # nothing was changed, and nothing will be
+        readings = self._readings.items()
+        self._forget([uuid for uuid, reading in readings if self._kept.get(uuid) == reading.limit])
 
-    def _forget(self, uuid: str) -> None:
+    def _forget(self, uuids: Sequence[str]) -> None:
         try:
-            self._kept.forget(uuid)
+            self._kept.forget(uuids)
         except OSError as error:  # it is tried again with the next event
-            self._not_set(uuid, f"power.state cannot be written: {error}", Fault.OTHER)
+            for uuid in uuids:
+                self._not_set(uuid, f"power.state cannot be written: {error}", Fault.OTHER)
 
-    # ---- names and descriptions
-
-    def _resolve(self, names: object) -> tuple[str, ...]:
-        """Return UUIDs for what a machine calls its GPUs; raises what names the wrong one."""
-        by_index = {str(device.index): uuid for uuid, device in self._devices.items()}
-        words = [str(name) for name in names]  # type: ignore[attr-defined]
-        if not words:
-            return tuple(self._devices)
-        found = []
-        for place, word in enumerate(words):
-            full = (
-                [uuid for uuid in self._devices if uuid.startswith(word)] if word.startswith("GPU-") else []
-            )
-            uuid = full[0] if len(full) == 1 else by_index.get(word)
-            if uuid is None:
-                known = (
-                    ", ".join(f"{index} ({uuid})" for index, uuid in by_index.items()) or "none that answers"
-                )
-                raise PreconditionError(
-                    f"gpus[{place}]: {word[:80]!r} is no GPU of node {self._settings.node}; it has {known}"
-                )
-            found.append(uuid)
-        if len(set(found)) < len(found):
-            raise InvalidRequestError(f"gpus: {', '.join(words)[:200]}: one GPU is named twice")
-        return tuple(found)
+    # ---- descriptions
 
     def _describe_gpu(self, uuid: str) -> pb.GpuPower:
         machines = [name for name in self._core.machines if uuid in self._holds.get(name, ())]

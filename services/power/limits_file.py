@@ -11,10 +11,13 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from splitwise.errors import ConfigError, ListenError
 from splitwise.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -68,15 +71,17 @@ class LimitsFile:
         """Return the limit that a GPU gets back, if it is owed one."""
         return self._limits.get(uuid)
 
-    def remember(self, uuid: str, watts: float) -> None:
-        """Keep a GPU's limit; the first that was kept stays. It is on disk on return; raises `OSError`."""
-        if uuid not in self._limits:
-            self._write({**self._limits, uuid: watts})
+    def remember(self, limits: Mapping[str, float]) -> None:
+        """Keep GPUs' limits (watts); the first that was kept stays. On disk on return; raises `OSError`."""
+        if not limits.keys() <= self._limits.keys():
+            self._write({**limits, **self._limits})
 
-    def forget(self, uuid: str) -> None:
-        """The GPU has its limit back; raises `OSError`."""
-        if uuid in self._limits:
-            self._write({name: watts for name, watts in self._limits.items() if name != uuid})
+    def forget(self, uuids: Iterable[str]) -> None:
+        """These GPUs have their limits back; raises `OSError`."""
+        gone = set(uuids)
+        left = {uuid: watts for uuid, watts in self._limits.items() if uuid not in gone}
+        if len(left) < len(self._limits):
+            self._write(left)
 
     def _read(self) -> dict[str, float]:
         try:

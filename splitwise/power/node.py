@@ -99,6 +99,10 @@ class NodePower:
         """The limit that a GPU gets back, in watts."""
         return self._gpus[uuid].range.previous
 
+    def limit(self, uuid: str) -> float:
+        """The limit that a GPU had when it was last read, in watts; the same again is no news."""
+        return self._gpus[uuid].limit
+
     def requested(self, uuid: str) -> tuple[float, str]:
         """The limit that a GPU shall have, in watts, and why."""
         gpu = self._gpus[uuid]

@@ -212,6 +212,27 @@ def test_no_permission(bench: Bench) -> None:
     assert events(logs) == []
 
 
+def test_permission_that_ends_in_the_middle(bench: Bench) -> None:
+    bench.node.fault(1, NO_PERMISSION)
+    bench.start()
+    bench.hold(Role.TOKEN)
+    assert bench.node.limits == [350, 700]
+    assert bench.owed == {UUIDS[0]: 700}  # the one that was changed; the other never was
+    bench.node.fault(1, 0)
+    bench.start()
+    assert bench.node.limits == [700, 700]
+
+
+def test_many_gpus_are_kept_in_one_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = bench.start()
+    written: list[int] = []
+    plain = agent._kept._write
+    monkeypatch.setattr(agent._kept, "_write", lambda limits: (written.append(len(limits)), plain(limits)))
+    bench.hold(Role.TOKEN)
+    agent.release("m", 1)
+    assert written == [2, 0]
+
+
 def test_what_is_owed_stays_owed_without_permission(bench: Bench) -> None:
     bench.start()
     bench.hold(Role.TOKEN)

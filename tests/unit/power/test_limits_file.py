@@ -22,15 +22,15 @@ def opened(path: Path) -> LimitsFile:
 def test_what_is_remembered_is_read_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "limits.json"
     first = opened(path)
-    first.remember("a", 700)
-    first.remember("b", 650.5)
-    first.remember("a", 350)  # the first counts: later ones are ours
+    first.remember({"a": 700})
+    first.remember({"b": 650.5})
+    first.remember({"a": 350})  # the first counts: later ones are ours
     first.close()
     second = opened(path)
     assert (second.get("a"), second.get("b"), second.get("c")) == (700, 650.5, None)
-    second.forget("a")
+    second.forget(["a", "x"])
     assert second.names() == ["b"]
-    second.forget("b")
+    second.forget(["b"])
     assert len(second) == 0
     second.close()
     assert not path.exists()
@@ -65,7 +65,7 @@ def test_a_path_through_a_file(tmp_path: Path) -> None:
 def test_it_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "limits.json"
     file = opened(path)
-    file.remember("a", 700)
+    file.remember({"a": 700})
 
     def die(*_: Any) -> None:
         raise OSError(5, "Input/output error")
@@ -74,6 +74,6 @@ def test_it_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             patch.setattr(os if function == "fsync" else Path, function, die)
             with pytest.raises(OSError, match="Input/output"):
-                file.remember("b", 650)
+                file.remember({"b": 650})
         assert json.loads(path.read_text())["limits"] == {"a": 700}
         assert file.names() == ["a"]  # what is not on disk is not taken for kept
