@@ -47,7 +47,7 @@ def _machine(dispatcher: Dispatcher, name: str) -> MachineStatus:
     numbers = dispatcher.scheduler.fleet.state.machines[:, machine.slot]
     status = MachineStatus(
         pool=POOLS[machine.pool],
-        state="paused" if machine.paused_at is not None and machine.stays else machine.state.value,
+        state=machine.condition,
         pending_prompt_tokens=max(0, int(numbers[arrays.PROMPT_TOKENS] + numbers[arrays.PROMPT_OFFSET])),
         pending_token_requests=max(0, int(numbers[arrays.TOKEN_REQUESTS] + numbers[arrays.TOKEN_OFFSET])),
         pool_reason=dispatcher.pool_reasons.get(name, "home"),

@@ -162,7 +162,7 @@ class ClusterCollector(Collector):
         tokens, requests = (dict.fromkeys(Pool, 0) for _ in range(2))
         numbers = scheduler.fleet.state.machines
         for machine in list(scheduler.fleet.machines.values()):
-            key = (machine.pool.value, machine.spec.home.value, machine.state.value)
+            key = (machine.pool.value, machine.spec.home.value, machine.condition)
             count[key] = count.get(key, 0) + 1
             column = numbers[:, machine.slot]
             tokens[machine.pool] += max(0, int(column[arrays.PROMPT_TOKENS] + column[arrays.PROMPT_OFFSET]))

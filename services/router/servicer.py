@@ -116,7 +116,7 @@ class Servicer(RouterServicer):
             await abort(context, NotFoundError(message))
         now = time.monotonic()
         dispatcher.feed(ev.MachineDrained(now, request.machine_id, "operator", undo=request.undo))
-        state = dispatcher.scheduler.fleet.machines[request.machine_id].state.value
+        state = dispatcher.scheduler.fleet.machines[request.machine_id].condition
         return pb.DrainMachineResponse(state=state)
 
 

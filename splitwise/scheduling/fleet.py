@@ -48,6 +48,12 @@ class Machine:
         return self.state is not MachineState.DRAINING and not self.given_up
 
     @property
+    def condition(self) -> str:
+        """Its state in a word, for operators: ``paused`` when it cannot take the work that it should."""
+        paused = self.paused_at is not None and self.state is not MachineState.DRAINING
+        return "paused" if paused else self.state.value
+
+    @property
     def takes_work(self) -> bool:
         """Whether it is given new work now."""
         return self.stays and self.paused_at is None and self.aside_until is None

@@ -279,6 +279,7 @@ def test_nobody_waits_longer_than_the_pause_limit() -> None:
     fail = one(talk.tick(5.0), Fail)
     assert (fail.status, fail.reason) == ("UNAVAILABLE", "machines:none")
     assert fail.retry_after
+    assert talk.scheduler.fleet.machines["p1"].condition == "paused"
     assert one(talk.arrive("b"), Reject).unavailable
     talk.pause("p1", undo=True)
     assert talk.assigned("c").token_machine == "p1"
