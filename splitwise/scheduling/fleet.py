@@ -85,6 +85,12 @@ class Group:
             self.departure_interval += (now - self.departed_at - self.departure_interval) / 16
         self.departed_at = now
 
+    def count_in(self, machine: Machine) -> None:
+        """Take account of a machine that joined: thousands may, so without looking at the others."""
+        self.serving += 1
+        first, second, _ = sorted((*self.roomiest, machine.spec.kv_blocks), reverse=True)
+        self.roomiest = (first, second)
+
     def measure(self) -> None:
         """Find out again who serves and what fits into it, after machines came or went."""
         staying = [machine for machine in self.machines.values() if machine.stays]
@@ -148,7 +154,7 @@ class Fleet:
         group.machines[spec.machine_id] = machine
         arrays.install(self.state, slot, group.index, POOL_CODE[spec.home], spec.kv_blocks, spec.max_running)
         machine.advance(MachineInput.ADMIT)
-        group.measure()
+        group.count_in(machine)
         return machine
 
     def remove(self, machine: Machine) -> None:

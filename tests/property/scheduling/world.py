@@ -240,6 +240,7 @@ class World:
         self._check_machines()
         self._check_trees()
         self._check_lines()
+        self._check_groups()
 
     def _open(self) -> list:
         return list(self.scheduler._requests.values())
@@ -301,6 +302,12 @@ class World:
                     order = sorted((key[slot], turn[slot], slot) for slot in members)
                     best = order[0][2] if order else arrays.NONE
                     assert arrays.least_loaded(state, group, pool, phase) == best
+
+    def _check_groups(self) -> None:
+        for group in self.scheduler.fleet.groups.values():
+            counted = (group.serving, group.paused, group.roomiest)
+            group.measure()
+            assert counted == (group.serving, group.paused, group.roomiest)
 
     def _check_lines(self) -> None:
         for group in self.scheduler.fleet.groups.values():
