@@ -60,7 +60,6 @@ class EmulatedMachine:
         self.choice = TokenChoice(settings.vocab_size, settings.eos_probability)
         self.store = KvStore(settings, self.content)
         self.allocator = BlockAllocator(settings.kv_blocks)
-        self._serial = 0
         self._sources: dict[Sequence, TokenWork] = {}
         self._seeds: dict[Sequence, int | None] = {}
         # By whether it is the token side: one machine may run both phases of a request.
@@ -108,7 +107,6 @@ class EmulatedMachine:
         return sequence
 
     def _new(self, work: PromptWork | TokenWork, *, token_side: bool) -> Sequence:
-        self._serial += 1
         sequence = Sequence(
             key=work.key,
             tokens=list(work.token_ids),
@@ -116,7 +114,6 @@ class EmulatedMachine:
             sampling=work.sampling,
             transfer=work.transfer,
             token_side=token_side,
-            serial=self._serial,
         )
         self._seeds[sequence] = seed_of(work.sampling, secrets.randbits(63))
         return sequence

@@ -42,7 +42,6 @@ class Sequence:
     sampling: SamplingParams
     transfer: Transfer | None
     token_side: bool
-    serial: int  # order of arrival
     made: int = 0  # output tokens so far, the first token included
     stage: Stage = Stage.WAITING
     computed: int = 0
