@@ -73,6 +73,7 @@ class Work:
     kv_received: bool = False
     reported: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # by the daemon
     cancelled: str | None = None
+    alive: bool = False  # its task has begun to run
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -191,7 +192,12 @@ class WorkTable:
 
     async def _live(self, work: Work, run: Coroutine[None, None, None]) -> None:
         """Run to the end and answer a failure; cancellation is an end like any other."""
+        work.alive = True
         try:
+            if work.cancelled is not None:  # before it began
+                run.close()
+                self._fail(work, FAILURE_CAUSE_CANCELLED, work.cancelled)
+                return
             await run
             metrics.WORK.labels(work.phase.value, metrics.FINISHED).inc()
         except asyncio.CancelledError:
@@ -220,7 +226,9 @@ class WorkTable:
     def _cancel(self, work: Work, reason: str) -> None:
         if work.cancelled is None and work.task is not None:
             work.cancelled = reason
-            work.task.cancel()
+            # A task that is cancelled before it began never runs, and would never give its work back.
+            if work.alive:
+                work.task.cancel()
 
     async def _run_prompt(self, work: Work, item: PromptWork) -> None:
         transfer = item.transfer

@@ -169,6 +169,18 @@ async def test_cached_tokens_are_the_prompts_own_prefix(ways: dict[str, Way], wa
     assert (await ways[way].ask([9, *fresh], **options)).cached == 0
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_length_around_a_block_and_the_threshold(ways: dict[str, Way], way: str) -> None:
+    """One block of 16 tokens, two, the length from which a push goes layer by layer; one less and more."""
+    lengths = [edge + more for edge in (16, 32, 512) for more in (-1, 0, 1)]
+    prompts = [[1 + (7 * index + length) % 30_000 for index in range(length)] for length in lengths]
+    answers = await asyncio.gather(
+        *[ways[way].ask(prompt, model=MODEL, **GREEDY, max_tokens=4) for prompt in prompts]
+    )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.text == text_of(expected(4, prompt)), len(prompt)
+
+
 async def test_a_chat_is_rendered_alike(ways: dict[str, Way]) -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "naïve 你好"}]
     answers = [await way.ask(messages, model=MODEL, **GREEDY, max_tokens=9) for way in ways.values()]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import time
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from services.router.dispatcher import Dispatcher
+from services.router.journal import Journal
 from services.router.session import Admitted
 from splitwise.config import RouterSettings
 from splitwise.errors import InvalidRequestError, OverloadedError, UnavailableError
@@ -65,7 +69,7 @@ class Cluster:
     """Two prompt and two token machines, unless told otherwise."""
 
     def __init__(self, names: str = "p1 p2 t1 t2", **settings: Any) -> None:
-        self.dispatcher = Dispatcher(RouterSettings(), SchedulerSettings(policy="jsq", **settings))
+        self.dispatcher = Dispatcher(RouterSettings(), SchedulerSettings(**settings))
         self.links: dict[str, Link] = {}
         for name in names.split():
             self.add(name)
@@ -76,10 +80,11 @@ class Cluster:
         spec = MachineSpec(name, 1, home, "m", "f", "node", 1000, 16, 64)
         assert self.dispatcher.join(link, spec) is None  # type: ignore[arg-type]
 
-    def submit(self, *stops: str, prompt: int = 20, **sampling: Any) -> Session:
+    def submit(self, *stops: str, prompt: int | list[int] = 20, **sampling: Any) -> Session:
         params = complete_sampling(SamplingParams(**sampling), room=50)
         text, now = ByteVocabulary().detokenizer(), time.monotonic()
-        admitted = Admitted("m", "", [1] * prompt, params, list(stops), text, 0, None, now)
+        ids = [1] * prompt if isinstance(prompt, int) else prompt
+        admitted = Admitted("m", "", ids, params, list(stops), text, 0, None, now)
         return self.dispatcher.submit(admitted, 16)
 
     def pair(self, session: Session) -> tuple[Link, Link]:
@@ -351,3 +356,32 @@ async def test_why_it_ran_there_can_be_asked_and_is_forgotten_in_time() -> None:
     assert journal.explain(session.request_id) is None
     assert journal.explain("r24999") is not None
     assert len(journal._entries) <= 20_000
+
+
+def test_prompts_that_are_all_different_fill_no_memory() -> None:
+    """What is kept of requests that are over has bounds; after they are reached nothing grows."""
+    cluster = Cluster("p1 t1", policy="prefix-aware", prefix_blocks_per_machine=64)
+    cluster.dispatcher.journal = Journal(max_requests=200, max_entries=1000)
+
+    serial = itertools.count()
+
+    def run(count: int) -> int:
+        for number in itertools.islice(serial, count):
+            session = cluster.submit(max_tokens=2, prompt=[number, *range(63)])
+            cluster.first(session, ord("a"))
+            cluster.received(session)
+            cluster.later(session, b"b", FINISH_REASON_LENGTH)
+        for link in cluster.links.values():
+            for kept in (link.prompts, link.tokens, link.cancelled):
+                kept.clear()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        filled = run(600)
+        grown = run(1800) - filled
+    finally:
+        tracemalloc.stop()
+    assert not cluster.dispatcher.sessions
+    assert grown < 200_000  # 1,800 requests; one that was kept whole would take some thousand bytes
