@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,13 +22,17 @@ from tests.vllm.harness import Node, Split, collect, greedy, prompt, reference, 
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
 RANKS = 2
 LENGTHS = (1, 31, 32, 33, 700)
 MADE = 10
+
+
+def segments() -> set[str]:
+    """Shared memory by which ranks of CPU engines talk."""
+    return {path.name for path in Path("/dev/shm").glob("vllm_dist_*")}
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,7 @@ async def two_ranks(
         max_batch_tokens=256,
         tensor_parallel=RANKS,
     )
+    before = segments()
     folder = tmp_path_factory.mktemp("ranks")
     nodes = Node(folder, "left", settings), Node(folder, "right", settings)
     try:
@@ -80,6 +86,7 @@ async def two_ranks(
     finally:
         for node in nodes:
             await node.stop()
+    assert segments() <= before
 
 
 @pytest_asyncio.fixture(loop_scope="session")

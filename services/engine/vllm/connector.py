@@ -26,6 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from services.engine.vllm import leftovers
 from services.engine.vllm.geometry import facts
 from services.engine.vllm.hotline import CoreEnd, say_problem
 from services.engine.vllm.plan import StepDone, StepPlan
@@ -96,6 +97,7 @@ class SplitwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if attached.problem:
                 say_problem(folder, attached.problem)
                 raise RuntimeError(f"rank {rank}: {attached.problem}")
+        leftovers.remove(metadata[0].meeting)
         geometry = KvGeometry.FromString(metadata[0].geometry)
         block_tokens = geometry.block_tokens
         self._client = scheduler_client(self._config)

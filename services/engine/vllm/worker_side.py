@@ -10,6 +10,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from services.engine.vllm import first_token
 from services.engine.vllm.geometry import UnsupportedModelError, geometry_of
+from services.engine.vllm.leftovers import meeting_name
 from services.engine.vllm.memory import kv_allocation
 from services.engine.vllm.session import check_ranks, rank_client
 from services.kvd.client import AttachError, push_entry
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
 class AttachedRank(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """What vLLM carries from each rank to the scheduler side once, after the start.
 
-    `problem` says why the rank is not attached; `geometry` is serialized.
+    `problem` says why the rank is not attached; `geometry` is serialized; `meeting` is what
+    `leftovers.remove` takes.
     """
 
     fingerprint: str = ""
     geometry: bytes = b""
     problem: str = ""
+    meeting: str = ""
 
 
 class WorkerSide:
@@ -66,7 +69,9 @@ class WorkerSide:
         except (AttachError, UnsupportedModelError, RuntimeError) as error:
             self.attached = AttachedRank(problem=str(error))
         else:
-            self.attached = AttachedRank(answer.fingerprint, geometry.SerializeToString())
+            self.attached = AttachedRank(
+                answer.fingerprint, geometry.SerializeToString(), meeting=meeting_name()
+            )
 
     def _checked_geometry(self, kv_caches: dict[str, torch.Tensor]) -> KvGeometry:
         """Describe the KV cache, after making sure that it is in the shared memory."""
