@@ -16,10 +16,10 @@ class PlainEngine:
     """A process that is started by the first question; an answer is computed once and remembered.
 
     It has no prefix cache, computes each prompt in one pass and one request at a time, in
-    float32: nothing that the split does differently is in its answers.
+    float32: nothing that the split does differently is in its answers. `arguments` are vLLM's.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, **arguments: Any) -> None:
         self._arguments = {
             "model": str(model),
             "dtype": "float32",
@@ -27,6 +27,7 @@ class PlainEngine:
             "max_model_len": 4224,
             "max_num_batched_tokens": 4224,
             "kv_cache_memory_bytes": 256 << 20,
+            **arguments,
         }
         self._answers: dict[str, list[int]] = {}
         self._process: asyncio.subprocess.Process | None = None

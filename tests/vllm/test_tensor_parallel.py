@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,21 +17,19 @@ from services.engine.interface import TransferFailedError
 from services.engine.vllm import VllmSettings
 from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_LAYERWISE, TRANSFER_MODE_SERIALIZED
 from tests.support.tokenizers_small import byte_level
-from tests.vllm.harness import Node, Split, collect, greedy, prompt, reference, take
+from tests.vllm.harness import Node, Split, collect, greedy, prompt, take
+from tests.vllm.reference import PlainEngine
+from tests.vllm.shared_memory import nothing_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
 RANKS = 2
 LENGTHS = (1, 31, 32, 33, 700)
 MADE = 10
-
-
-def segments() -> set[str]:
-    """Shared memory by which ranks of CPU engines talk."""
-    return {path.name for path in Path("/dev/shm").glob("vllm_dist_*")}
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +62,26 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def one_engine(small_model: Path) -> dict[int, list[int]]:
+    """What vLLM makes on two ranks without a connector."""
+    plain = PlainEngine(
+        small_model,
+        max_model_len=1024,
+        max_num_batched_tokens=1024,
+        kv_cache_memory_bytes=32 << 20,
+        tensor_parallel_size=RANKS,
+    )
+    try:
+        return {length: await plain.answer(prompt(length), max_tokens=MADE) for length in LENGTHS}
+    finally:
+        await plain.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def two_ranks(
-    small_model: Path, tmp_path_factory: pytest.TempPathFactory
+    one_engine: dict[int, list[int]], small_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Node, Node]]:
+    """Started when the plain engine is gone, which leaves shared memory of its own."""
     settings = VllmSettings(
         model=small_model,
         dtype="float32",
@@ -76,17 +90,16 @@ async def two_ranks(
         max_batch_tokens=256,
         tensor_parallel=RANKS,
     )
-    before = segments()
     folder = tmp_path_factory.mktemp("ranks")
     nodes = Node(folder, "left", settings), Node(folder, "right", settings)
-    try:
-        for node in nodes:
-            await node.start()
-        yield nodes
-    finally:
-        for node in nodes:
-            await node.stop()
-    assert segments() <= before
+    async with nothing_left():
+        try:
+            for node in nodes:
+                await node.start()
+            yield nodes
+        finally:
+            for node in nodes:
+                await node.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -97,21 +110,6 @@ async def split(two_ranks: tuple[Node, Node]) -> AsyncIterator[Split]:
     both = Split(*two_ranks)
     yield both
     await both.until_empty()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def one_engine(small_model: Path) -> dict[int, list[int]]:
-    """What vLLM makes on two ranks without a connector."""
-    answers = await reference(
-        small_model,
-        [{"tokens": prompt(length), "sampling": {"max_tokens": MADE}} for length in LENGTHS],
-        dtype="float32",
-        block_size=32,
-        max_model_len=1024,
-        kv_cache_memory_bytes=32 << 20,
-        tensor_parallel_size=RANKS,
-    )
-    return dict(zip(LENGTHS, answers, strict=True))
 
 
 @pytest.mark.parametrize("mode", [TRANSFER_MODE_LAYERWISE, TRANSFER_MODE_SERIALIZED])
