@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 import grpc.aio
 
 from splitwise.client import answers
-from splitwise.client.requests import SamplingOptions, chat_messages, generate_request
-from splitwise.client.retry import DEFAULT_RETRY, Deadline, Tries
+from splitwise.client.base import RouterClient
 from splitwise.errors import CancelledError, RemoteError
-from splitwise.launch.state import find_router
 from splitwise.rpc.channels import open_channel
-from splitwise.rpc.identity import Role
-from splitwise.rpc.v1 import router_pb2, router_pb2_grpc
-from splitwise.telemetry.tracing import current
+from splitwise.rpc.v1 import router_pb2
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -25,23 +21,18 @@ if TYPE_CHECKING:
         AsyncIterator,
         Awaitable,
         Callable,
-        Iterable,
-        Mapping,
-        Sequence,
     )
     from types import TracebackType
 
-    from splitwise.client.retry import RetryPolicy
+    from splitwise.client.retry import Tries
     from splitwise.client.types import (
         Chunk,
         Cluster,
         DecisionRecord,
         Generation,
-        Message,
         Model,
-        TransferMode,
     )
-    from splitwise.config import Address, TlsSettings
+    from splitwise.config import Address
 
 Answer = TypeVar("Answer")
 
@@ -143,66 +134,14 @@ class AsyncStream:
             self._call.cancel()
 
 
-class AsyncClient:
+class AsyncClient(RouterClient[AsyncStream]):
     """A connection to a cluster's router, for use in one event loop.
 
     `address` is ``host:port``; without it ``$SPLITWISE_ROUTER`` counts, then the cluster that
     `splitwise up` runs. `timeout` (seconds) is the default for every call, retries included.
     """
 
-    def __init__(
-        self,
-        address: Address | str | None = None,
-        *,
-        tls: TlsSettings | None = None,
-        timeout: float | None = None,
-        retry: RetryPolicy = DEFAULT_RETRY,
-    ) -> None:
-        self.address = find_router(address)
-        self._timeout = timeout
-        self._retry = retry
-        self._channel = open_channel(self.address, tls=tls, role=Role.ROUTER)
-        self._stub = router_pb2_grpc.RouterStub(self._channel)
-
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        model: str = "",
-        timeout: float | None = None,
-        client_request_id: str = "",
-        transfer_mode: TransferMode | str | None = None,
-        **sampling: Unpack[SamplingOptions],
-    ) -> AsyncStream:
-        """Continue a text or token ids; returns at once with the stream of the answer.
-
-        `model` may be left out when the cluster serves one. Raises `InvalidRequestError` for
-        what cannot be sent; what the router refuses is raised by the stream.
-        """
-        request = generate_request(
-            prompt, sampling, model=model, client_request_id=client_request_id, transfer_mode=transfer_mode
-        )
-        return self._stream(request, timeout)
-
-    def chat(
-        self,
-        messages: Iterable[Message | Mapping[str, str]],
-        *,
-        model: str = "",
-        timeout: float | None = None,
-        client_request_id: str = "",
-        transfer_mode: TransferMode | str | None = None,
-        **sampling: Unpack[SamplingOptions],
-    ) -> AsyncStream:
-        """Answer a conversation, rendered with the model's chat template; as `generate` otherwise."""
-        request = generate_request(
-            chat_messages(messages),
-            sampling,
-            model=model,
-            client_request_id=client_request_id,
-            transfer_mode=transfer_mode,
-        )
-        return self._stream(request, timeout)
+    _open = staticmethod(open_channel)
 
     async def models(self, *, timeout: float | None = None) -> list[Model]:
         """Return the models that can be asked for."""
@@ -223,7 +162,8 @@ class AsyncClient:
     async def drain(self, machine_id: str, *, undo: bool = False, timeout: float | None = None) -> str:
         """Give a machine no new work (or again, with `undo`); returns its state."""
         request = router_pb2.DrainMachineRequest(machine_id=machine_id, undo=undo)
-        return (await self._ask(self._stub.DrainMachine, request, timeout)).state
+        drained: router_pb2.DrainMachineResponse = await self._ask(self._stub.DrainMachine, request, timeout)
+        return drained.state
 
     async def close(self) -> None:
         """Close the connection; running streams are cancelled."""
@@ -237,14 +177,8 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _stream(self, request: router_pb2.GenerateRequest, timeout: float | None) -> AsyncStream:
-        def start(seconds: float | None) -> Any:
-            return self._stub.Generate(request, timeout=seconds, metadata=current())
-
-        return AsyncStream(start, self._tries(timeout), self.address)
-
-    def _tries(self, timeout: float | None) -> Tries:
-        return Tries(self._retry, Deadline(self._timeout if timeout is None else timeout))
+    def _stream(self, start: Callable[[float | None], Any], tries: Tries) -> AsyncStream:
+        return AsyncStream(start, tries, self.address)
 
     async def _ask(
         self, method: Callable[..., Awaitable[Answer]], request: object, timeout: float | None

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 
 from splitwise.client import answers
-from splitwise.client.requests import SamplingOptions, chat_messages, generate_request
-from splitwise.client.retry import DEFAULT_RETRY, Deadline, Tries
+from splitwise.client.base import RouterClient
 from splitwise.errors import CancelledError, RemoteError
-from splitwise.launch.state import find_router
 from splitwise.rpc.channels import open_sync_channel
-from splitwise.rpc.identity import Role
-from splitwise.rpc.v1 import router_pb2, router_pb2_grpc
-from splitwise.telemetry.tracing import current
+from splitwise.rpc.v1 import router_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator
     from types import TracebackType
 
-    from splitwise.client.retry import RetryPolicy
+    from splitwise.client.retry import Tries
     from splitwise.client.types import (
         Chunk,
         Cluster,
         DecisionRecord,
         Generation,
-        Message,
         Model,
-        TransferMode,
     )
-    from splitwise.config import Address, TlsSettings
+    from splitwise.config import Address
 
 Answer = TypeVar("Answer")
 
@@ -128,66 +122,14 @@ class Stream:
             self._call.cancel()
 
 
-class Client:
+class Client(RouterClient[Stream]):
     """A connection to a cluster's router, for use from any thread.
 
     `address` is ``host:port``; without it ``$SPLITWISE_ROUTER`` counts, then the cluster that
     `splitwise up` runs. `timeout` (seconds) is the default for every call, retries included.
     """
 
-    def __init__(
-        self,
-        address: Address | str | None = None,
-        *,
-        tls: TlsSettings | None = None,
-        timeout: float | None = None,
-        retry: RetryPolicy = DEFAULT_RETRY,
-    ) -> None:
-        self.address = find_router(address)
-        self._timeout = timeout
-        self._retry = retry
-        self._channel = open_sync_channel(self.address, tls=tls, role=Role.ROUTER)
-        self._stub = router_pb2_grpc.RouterStub(self._channel)
-
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        model: str = "",
-        timeout: float | None = None,
-        client_request_id: str = "",
-        transfer_mode: TransferMode | str | None = None,
-        **sampling: Unpack[SamplingOptions],
-    ) -> Stream:
-        """Continue a text or token ids; returns at once with the stream of the answer.
-
-        `model` may be left out when the cluster serves one. Raises `InvalidRequestError` for
-        what cannot be sent; what the router refuses is raised by the stream.
-        """
-        request = generate_request(
-            prompt, sampling, model=model, client_request_id=client_request_id, transfer_mode=transfer_mode
-        )
-        return self._stream(request, timeout)
-
-    def chat(
-        self,
-        messages: Iterable[Message | Mapping[str, str]],
-        *,
-        model: str = "",
-        timeout: float | None = None,
-        client_request_id: str = "",
-        transfer_mode: TransferMode | str | None = None,
-        **sampling: Unpack[SamplingOptions],
-    ) -> Stream:
-        """Answer a conversation, rendered with the model's chat template; as `generate` otherwise."""
-        request = generate_request(
-            chat_messages(messages),
-            sampling,
-            model=model,
-            client_request_id=client_request_id,
-            transfer_mode=transfer_mode,
-        )
-        return self._stream(request, timeout)
+    _open = staticmethod(open_sync_channel)
 
     def models(self, *, timeout: float | None = None) -> list[Model]:
         """Return the models that can be asked for."""
@@ -208,7 +150,8 @@ class Client:
     def drain(self, machine_id: str, *, undo: bool = False, timeout: float | None = None) -> str:
         """Give a machine no new work (or again, with `undo`); returns its state."""
         request = router_pb2.DrainMachineRequest(machine_id=machine_id, undo=undo)
-        return self._ask(self._stub.DrainMachine, request, timeout).state
+        drained: router_pb2.DrainMachineResponse = self._ask(self._stub.DrainMachine, request, timeout)
+        return drained.state
 
     def close(self) -> None:
         """Close the connection; running streams are cancelled."""
@@ -222,14 +165,8 @@ class Client:
     ) -> None:
         self.close()
 
-    def _stream(self, request: router_pb2.GenerateRequest, timeout: float | None) -> Stream:
-        def start(seconds: float | None) -> Any:
-            return self._stub.Generate(request, timeout=seconds, metadata=current())
-
-        return Stream(start, self._tries(timeout), self.address)
-
-    def _tries(self, timeout: float | None) -> Tries:
-        return Tries(self._retry, Deadline(self._timeout if timeout is None else timeout))
+    def _stream(self, start: Callable[[float | None], Any], tries: Tries) -> Stream:
+        return Stream(start, tries, self.address)
 
     def _ask(self, method: Callable[..., Answer], request: object, timeout: float | None) -> Answer:
         """Call a method that may be repeated, with retries."""
