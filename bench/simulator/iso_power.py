@@ -1,6 +1,6 @@
 """The iso-power table of the Splitwise paper's designs by the authors' rules, beside SplitwiseSim's.
 
-    python bench/simulator/iso_power.py CONV.csv CODE.csv [SEEDS]
+    python -m bench.simulator.iso_power CONV.csv CODE.csv [SEEDS]
 
 The two files are the Azure 2023 traces. Per cell: the largest rate (steps of 1 request/s)
 that meets all nine SLOs on a 10-minute Poisson trace, for each seed. The reference is what

@@ -1,6 +1,6 @@
 """How fast the simulator is: CPU time, start-up and memory for a 10-minute trace on 40 machines.
 
-    python bench/simulator/bench_speed.py TRACE.csv [--rate 70] [--rounds 5]
+    python -m bench.simulator.speed TRACE.csv [--rate 70] [--rounds 5]
 
 TRACE gives the request sizes (an Azure trace, for instance). Compile time is paid once per
 change of the sources and is told apart from the start-up of later processes. To compare:

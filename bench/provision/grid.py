@@ -1,6 +1,6 @@
 """Exhaustive and pruned search of one Splitwise-HH grid: same optimum, how much faster.
 
-python bench/provision/bench_grid.py [SIDE] [RATE] [WORKERS]
+python -m bench.provision.grid [SIDE] [RATE] [WORKERS]
 """
 
 from __future__ import annotations
