@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import threading
 import time
 from collections import OrderedDict, deque
@@ -430,8 +429,3 @@ def _key(transfer: TransferRef) -> TransferKey:
 
 def _ref(key: TransferKey) -> TransferRef:
     return TransferRef(transfer_id=key.transfer_id, generation=key.generation)
-
-
-def new_transfer_id() -> bytes:
-    """Return a transfer id that was never used."""
-    return secrets.token_bytes(16)

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from splitwise.kv.identity import TransferKey
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -182,8 +180,3 @@ class Counters:
     def reject(self, cause: str) -> None:
         """Count one refusal under its cause."""
         self.rejected[cause] = self.rejected.get(cause, 0) + 1
-
-
-def entry_key(entry: PushEntry) -> TransferKey:
-    """Return the transfer that an entry belongs to."""
-    return TransferKey(entry.transfer.transfer_id, entry.transfer.generation)

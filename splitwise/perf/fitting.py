@@ -90,12 +90,6 @@ def fit(points: Sequence[ProfilePoint], *, source: str = "") -> PerformanceModel
     return _fit(prepared.points, source)
 
 
-def fit_all(points: Iterable[ProfilePoint], *, source: str = "") -> dict[str, PerformanceModel]:
-    """Fit one model per (model, hardware, tensor parallel size), by `PerformanceModel.name`."""
-    models = (fit(group, source=source) for group in groups(points).values())
-    return {model.name: model for model in models}
-
-
 def groups(points: Iterable[ProfilePoint]) -> dict[tuple[str, str, int], list[ProfilePoint]]:
     """Return the points by what one model is fitted for."""
     found: dict[tuple[str, str, int], list[ProfilePoint]] = defaultdict(list)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from splitwise.perf.model import PerformanceModelError
 from splitwise.scheduling.compiled import compiled
 
-SERIALIZED_BELOW = 512  # prompt tokens, on H100 [paper, section IV-C]
-
 
 @compiled
 def transfer_seconds(size_bytes: float, bytes_per_second: float, latency: float, sharing: float) -> float:
