@@ -3,7 +3,7 @@
     python -m bench.handover --rounds 7 --lengths 100 500 1500 [--nixl]
 
 The paper calls the gap between first and second token the visible transfer latency; one
-decode step is its floor. ``--nixl`` lets vLLM's own split take its turn as well. Medians over
+token step is its floor. ``--nixl`` lets vLLM's own split take its turn as well. Medians over
 rounds, all kinds in the same run, so that the ratios hold although the times depend on the
 machine.
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Token side: every byte is in place and verified; decoding may start from `first_token`."""
+    """Token side: every byte is in place and verified; the token phase may go on from `first_token`."""
 
     key: TransferKey
     first_token: int

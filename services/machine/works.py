@@ -254,7 +254,7 @@ class WorkTable:
         try:
             async with aclosing(_generator(self._engine.run_token(item))) as outputs:
                 async for output in outputs:
-                    if not work.kv_received:  # decoding proves it; the report may be late
+                    if not work.kv_received:  # a token proves it; the report may be late
                         work.kv_received = True
                         work.outbox.add(MachineEvent(kv_received=KvReceived(work=work_ref(work.key))))
                     if output.finish is not None and not work.reported.is_set():

@@ -53,7 +53,7 @@ PROMPT_OFFSET = 10  # what the last report said beyond (or below) our own prompt
 TOKEN_OFFSET = 11  # the same for requests in the token phase
 KV_FOREIGN = 12  # blocks in use beyond what we promised, by the last report
 FOREIGN_AT_US = 13  # when it last got work of the kind it is not at home with
-PROMPT_KEY = 14  # order in the prompt trees: pending tokens, one per request decoding
+PROMPT_KEY = 14  # order in the prompt trees: pending tokens, one per token phase
 TOKEN_KEY = 15  # order in the token trees: used minus total KV blocks
 PROMPT_TURN = 16  # when it last got a prompt, in turns; 0: never. Decides between equal keys
 TOKEN_TURN = 17  # the same for token phases
@@ -150,11 +150,11 @@ def _climb(state: ClusterState, tree: int, phase: int, slot: int, present: bool)
 def refresh(state: ClusterState, slot: int) -> None:
     """Recompute a machine's keys from its counters and put it in its place in both trees."""
     rows = state.machines
-    decoding = max(0, rows[TOKEN_REQUESTS, slot] + rows[TOKEN_OFFSET, slot])
+    token_phases = max(0, rows[TOKEN_REQUESTS, slot] + rows[TOKEN_OFFSET, slot])
     pending = max(0, rows[PROMPT_TOKENS, slot] + rows[PROMPT_OFFSET, slot])
-    rows[PROMPT_KEY, slot] = pending + decoding
+    rows[PROMPT_KEY, slot] = pending + token_phases
     rows[TOKEN_KEY, slot] = rows[KV_OWN, slot] + rows[KV_FOREIGN, slot] - rows[KV_BLOCKS, slot]
-    if decoding >= rows[MAX_RUNNING, slot]:
+    if token_phases >= rows[MAX_RUNNING, slot]:
         rows[TOKEN_KEY, slot] += BATCH_FULL
     if rows[POSITION, slot] != NONE:
         tree = tree_of(rows[GROUP, slot], rows[POOL, slot], PHASE_PROMPT)

@@ -55,7 +55,7 @@ POOL_WORDS = {POOL_PROMPT: Pool.PROMPT, POOL_TOKEN: Pool.TOKEN, POOL_MIXED: Pool
 class Candidate:
     """One machine that was weighed for an assignment, as the scheduler saw it just before.
 
-    `queue_tokens`: pending prompt tokens and one per request decoding there. `kv_blocks_used`
+    `queue_tokens`: pending prompt tokens and one per token phase there. `kv_blocks_used`
     of `kv_blocks` are in use or promised. `cached_tokens` of the prompt are thought to be in
     its prefix cache (prefix-aware policy).
     """

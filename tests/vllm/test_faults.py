@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 NEVER_MS = 3_600_000  # a lease that no test outlives
-MOMENTS = (0.002, 0.02, 0.1, 0.5, 1.5)  # seconds: queued, in the first pass, between chunks, decoding
+MOMENTS = (0.002, 0.02, 0.1, 0.5, 1.5)  # seconds: queued, in the first pass, between chunks, token phase
 
 
 async def leave_after(outputs: AsyncIterator[TokenOutput], seconds: float) -> list[TokenOutput]:

@@ -98,7 +98,7 @@ def create_engine(
         kv_connector_module_path=CONNECTOR,
         kv_role="kv_both",
         engine_id=machine_id,
-        # A request whose KV cache did not come must not decode: the router starts it again.
+        # A request whose KV cache did not come must make no token: the router starts it again.
         kv_load_failure_policy="fail",
         kv_connector_extra_config={
             "kvd_socket": str(kvd_socket),

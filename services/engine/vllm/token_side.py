@@ -1,4 +1,4 @@
-"""Scheduler side of the token phase: blocks are reserved, filled by the daemon, then decoded from.
+"""Scheduler side of the token phase: blocks are reserved, filled by the daemon, then read.
 
 A request waits in vLLM as ``WAITING_FOR_REMOTE_KVS`` with its blocks allocated. Whatever
 happens to it, those blocks go back only after the daemon's last notice: until then a peer

@@ -573,7 +573,7 @@ class LoadReport(_message.Message):
     token_requests: _builtins.int
     """accepted and not finished, token phase"""
     token_waiting: _builtins.int
-    """of these, not yet decoding"""
+    """of these, without a second token yet"""
     kv_blocks_used: _builtins.int
     kv_blocks_total: _builtins.int
     preemptions: _builtins.int

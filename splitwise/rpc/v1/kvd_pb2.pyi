@@ -482,7 +482,7 @@ Global___Refused: _TypeAlias = Refused  # noqa: Y015
 
 @_typing.final
 class Received(_message.Message):
-    """Token side: every byte is in place and verified; decode may start from `first_token`."""
+    """Token side: every byte is in place and verified; the token phase may go on from `first_token`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

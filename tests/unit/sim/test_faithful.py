@@ -35,7 +35,7 @@ def cluster(prompts: int, tokens: int, **more: object) -> Cluster:
     return build_cluster(SimulationConfig.model_validate({**settings, **more}), shipped())
 
 
-def decode(prompt: int, count: int) -> float:
+def token_phase(prompt: int, count: int) -> float:
     """Time of `count` token iterations alone, after the first token of a prompt."""
     return sum(MODEL.token_seconds(1, prompt + 1 + made) for made in range(count))
 
@@ -47,7 +47,7 @@ def test_a_short_prompt_is_pushed_after_it() -> None:
     transfer = 400 * KV / 50e9 + setup.handoff_seconds
     assert result.ttft[0] == pytest.approx(prompt)
     assert result.second_token[0] == pytest.approx(transfer + MODEL.token_seconds(1, 401))
-    assert result.e2e[0] == pytest.approx(prompt + transfer + decode(400, 19))
+    assert result.e2e[0] == pytest.approx(prompt + transfer + token_phase(400, 19))
     assert result.reason(0) == "jsq:prompt-pool/token-pool"
 
 
@@ -71,7 +71,7 @@ def test_transfers_wait_for_each_other_on_a_link() -> None:
 
 def test_one_machine_does_both_phases_without_a_transfer() -> None:
     result = simulate(Trace.of([0.0], [400], [20]), cluster(1, 0))
-    assert result.e2e[0] == pytest.approx(MODEL.prompt_seconds(400) + decode(400, 19))
+    assert result.e2e[0] == pytest.approx(MODEL.prompt_seconds(400) + token_phase(400, 19))
     assert result.prompt_machine[0] == result.token_machine[0] == 0
     assert result.stats[0, 8] == 0  # bytes sent
 

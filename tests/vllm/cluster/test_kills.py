@@ -60,7 +60,7 @@ async def follow(client: AsyncClient, tokens: list[int], begun: asyncio.Event) -
 
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_a_killed_process_costs_no_token(up: Up, plain: PlainEngine, victim: str) -> None:
-    """At the kill some streams decode, and a long prompt is being computed."""
+    """At the kill some streams are in the token phase, and a long prompt is being computed."""
     prompts = [prompt(length, seed=60 + length) for length in LENGTHS]
     prompts.append(prompt(LONG, seed=3000 + VICTIMS.index(victim)))
     wanted = await plain.answers(prompts, max_tokens=MADE)
