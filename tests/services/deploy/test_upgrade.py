@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import shutil
@@ -28,19 +29,31 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPT = list(range(1, 600))
+# Each node has a machine of each phase, so that one node may be away.
+NODES = {"prompt-node": ("prompt-0", "token-0"), "token-node": ("prompt-1", "token-1")}
+DAEMONS = {"prompt-node": "kvd-prompt", "token-node": "kvd-token"}
 MACHINES = ("prompt-0", "prompt-1", "token-0", "token-1")
 
 
 @pytest.fixture
 def stack() -> Iterator[Stack]:
-    """The compose stack with a second router, which all machines know, too."""
+    """The compose stack with a second router, which all machines know, too, and mixed nodes."""
     folder = Path(tempfile.mkdtemp(prefix="sw-upgrade-"))
     content = load(FILE)
     services = content["services"]
     services["router-b"] = copy.deepcopy(services["router"])
-    for name in MACHINES:
-        words = services[name]["command"]
-        services[name]["command"] = ["router:7400,router-b:7400" if w == "router:7400" else w for w in words]
+    for node, names in NODES.items():
+        for name in names:
+            service = services[name]
+            words = dict(itertools.pairwise(service["command"]))
+            changed = {
+                words["--routers"]: "router:7400,router-b:7400",
+                words["--node"]: node,
+                words["--kvd_address"]: f"{DAEMONS[node]}:7500",
+            }
+            service["command"] = [changed.get(word, word) for word in service["command"]]
+            service["volumes"] = [f"{node}:/run/splitwise", *service["volumes"][1:]]
+            service["depends_on"] = {DAEMONS[node]: {"condition": "service_healthy"}}
     made = Stack(content, "cpu", folder)
     yield made
     made.close()
@@ -105,6 +118,14 @@ def until(router: str, machine: str, condition: Any) -> None:
         assert time.monotonic() < end, states
 
 
+def drain(machine: str, *routers: str) -> None:
+    """Take work away from a machine, and wait until none is left."""
+    for router in routers:
+        assert splitwise(router, "drain", machine)["state"] == "draining"
+    for router in routers:
+        until(router, machine, lambda m: not m["prompt_requests"] and not m["token_requests"])
+
+
 def test_every_process_is_replaced_and_no_request_fails(stack: Stack):
     stack.start()
     first, second = (f"{stack.addresses[name]}:7400" for name in ("router", "router-b"))
@@ -112,18 +133,23 @@ def test_every_process_is_replaced_and_no_request_fails(stack: Stack):
     try:
         load_.go_on()
         for name in MACHINES:
-            for router in (first, second):
-                assert splitwise(router, "drain", name)["state"] == "draining"
-                until(router, name, lambda m: not m["prompt_requests"] and not m["token_requests"])
+            drain(name, first, second)
             assert stack.stop(name) == 0
             stack.launch(name)
             for router in (first, second):
                 until(router, name, lambda m: m["state"] == "serving")
             load_.go_on()
-        for name in ("kvd-prompt", "kvd-token"):  # requests in transfer begin again elsewhere or later
-            assert stack.stop(name) == 0
-            stack.launch(name)
-            stack.wait_healthy(name)
+        for node, names in NODES.items():
+            for name in names:
+                drain(name, first, second)
+            assert stack.stop(DAEMONS[node]) == 0
+            stack.launch(DAEMONS[node])
+            stack.wait_healthy(DAEMONS[node])
+            for name in names:
+                stack.wait_healthy(name)  # its engine has attached to the new daemon
+                for router in (first, second):
+                    splitwise(router, "drain", name, "--undo")
+                    until(router, name, lambda m: m["state"] == "serving")
             load_.go_on()
         load_.router = second  # clients are pointed at the other router first
         load_.go_on()
