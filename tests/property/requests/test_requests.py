@@ -1,3 +1,5 @@
+"""Answers do not depend on how two streams overtake, on restarts, or on the size of messages."""
+
 from __future__ import annotations
 
 from hypothesis import given

@@ -1,3 +1,5 @@
+"""Text and stop strings do not depend on how tokens cut them."""
+
 from __future__ import annotations
 
 from itertools import pairwise

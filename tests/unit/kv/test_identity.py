@@ -1,3 +1,5 @@
+"""Parts of a transfer have names of their own, derived from the whole's."""
+
 from __future__ import annotations
 
 from hypothesis import given

@@ -1,3 +1,5 @@
+"""What a model folder recommends for sampling, and what is refused in it."""
+
 from __future__ import annotations
 
 import json

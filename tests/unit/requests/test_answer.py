@@ -1,3 +1,5 @@
+"""One answer from two machines' tokens: text, stops, limits and times."""
+
 from __future__ import annotations
 
 import pytest

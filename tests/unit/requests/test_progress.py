@@ -1,3 +1,5 @@
+"""What a later attempt is asked for, so that the client sees one answer."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,3 +1,5 @@
+"""Requests are refused by field, at the exact ends of what is allowed."""
+
 from __future__ import annotations
 
 import math

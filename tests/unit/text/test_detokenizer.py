@@ -1,3 +1,5 @@
+"""Tokens become text in whole characters, soon and without a loss."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -1,3 +1,5 @@
+"""Stop strings over the cuts between pieces."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Tokenizers and chat templates of model folders, and what is wrong with them."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""What killed ranks leave in shared memory is removed by name, and nothing else."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
