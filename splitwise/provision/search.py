@@ -253,10 +253,15 @@ def _within(size: Size, other: Size) -> bool:
 
 
 def _over_limits(missed: Answer, served: Sequence[Size], bounds: Bounds, catalog: Catalog) -> Answer:
-    """Say which limit excludes the clusters that do serve the rate."""
-    if not served:
-        return missed
+    """Say which limit, or which range, leaves no cluster that serves the rate."""
     design = missed.design
+    if not served:
+        tokens = "" if design.token is None else f"+{bounds.most.token}"
+        return replace(
+            missed,
+            note=f"{design.name}: no cluster of up to {bounds.most.prompt}{tokens} machines serves it "
+            "within the SLOs; more may (--largest)",
+        )
     told = []
     for kind, amount in bounds.limits.items():
         needed = min(total(design, size, catalog, kind) for size in served)

@@ -156,6 +156,7 @@ def test_slos_that_nothing_meets_get_the_nearest_miss() -> None:
         assert answer.tightest is not None
         assert answer.tightest.metric == "ttft"
         assert answer.tightest.use > 1
+        assert ("of up to 3" in answer.note) is (answer.rate == 5.0)
         told = advice([answer], shipped(), Budget.POWER, throughput=False)
         assert "No cluster tried meets the SLOs" in told
 
