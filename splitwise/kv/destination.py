@@ -108,13 +108,7 @@ class DestinationTransfer:
 
     def grant_refused(self, cause: Cause, message: str) -> list[DestinationAction]:
         """The source has said no: it will never write."""
-        if self._verifying:  # it contradicts its own signal; the check goes first
-            return self.stop(cause, message)
-        if self._move(TransferInput.STOP):
-            self._cause, self._message = cause, message
-        elif self.state is not TransferState.REVOKING:
-            return []
-        return self._settle()
+        return self._no_more_writes(cause, message)
 
     def signalled(self, first_token: int) -> list[DestinationAction]:
         """The source has flushed everything and sent the first token."""
@@ -148,13 +142,7 @@ class DestinationTransfer:
 
     def abandoned(self, cause: Cause, message: str) -> list[DestinationAction]:
         """The source has stopped by itself: it will not write any more."""
-        if self._verifying:
-            return self.stop(cause, message)
-        if self._move(TransferInput.STOP):
-            self._cause, self._message = cause, message
-        elif self.state is not TransferState.REVOKING:
-            return []
-        return self._settle()
+        return self._no_more_writes(cause, message)
 
     def revoked(self) -> list[DestinationAction]:
         """The source has confirmed that it stopped."""
@@ -184,6 +172,15 @@ class DestinationTransfer:
             return False
         self.state = target
         return True
+
+    def _no_more_writes(self, cause: Cause, message: str) -> list[DestinationAction]:
+        if self._verifying:  # the source contradicts its own signal; the check goes first
+            return self.stop(cause, message)
+        if self._move(TransferInput.STOP):
+            self._cause, self._message = cause, message
+        elif self.state is not TransferState.REVOKING:
+            return []
+        return self._settle()
 
     def _settle(self) -> list[DestinationAction]:
         self.state = STATE_OF_END[END_OF_CAUSE.get(self._cause, End.FAILED)]
