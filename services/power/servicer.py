@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from splitwise.config.schema import NAME
 from splitwise.errors import InvalidRequestError, RemoteError
 from splitwise.power import Role
 from splitwise.rpc.status import abort
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 R = TypeVar("R")
-MACHINE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 LEASE_MS = (100, 600_000)
 
 
@@ -84,7 +84,7 @@ def check_hold(request: pb.HoldRequest) -> Role:
 
 
 def _check_identity(identity: MachineIdentity) -> None:
-    if not MACHINE_ID.fullmatch(identity.machine_id):
+    if not re.fullmatch(NAME, identity.machine_id):
         raise InvalidRequestError(
             f"identity.machine_id: {identity.machine_id[:80]!r} is not a name (1 to 64 of A-Z a-z 0-9 . _ -)"
         )

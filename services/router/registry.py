@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from services.router.link import MachineLink
 from splitwise.config import Address
+from splitwise.config.schema import NAME
 from splitwise.errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from splitwise.scheduling.decisions import RefuseMachine
 
 RETRY_S = 0.5
-MACHINE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HOMES = {POOL_PROMPT: Pool.PROMPT, POOL_TOKEN: Pool.TOKEN}
 
 
@@ -213,14 +213,14 @@ class Registry:
 
 def _check(machine: MachineDescription) -> Address:
     """Return the machine's address; raises `InvalidRequestError` that names the field at fault."""
-    if not MACHINE_ID.fullmatch(machine.identity.machine_id):
+    if not re.fullmatch(NAME, machine.identity.machine_id):
         raise InvalidRequestError(
             f"machine.identity.machine_id: {machine.identity.machine_id[:80]!r} is not a name"
             " (1 to 64 of A-Z a-z 0-9 . _ -)"
         )
     if machine.home_pool not in HOMES:
         raise InvalidRequestError(
-            f"machine.home_pool: {machine.home_pool} is no role; a machine is at home in POOL_PROMPT or"
+            f"machine.home_pool: {machine.home_pool} is no home; a machine is at home in POOL_PROMPT or"
             " POOL_TOKEN"
         )
     for field in ("model", "kv_fingerprint", "kvd_address", "engine_id"):
@@ -229,11 +229,15 @@ def _check(machine: MachineDescription) -> Address:
     for field in ("max_model_len", "kv_blocks", "block_tokens", "max_running"):
         if not getattr(machine, field):
             raise InvalidRequestError(f"machine.{field}: must be at least 1")
+    _address("kvd_address", machine.kvd_address)
+    return _address("address", machine.address)
+
+
+def _address(field: str, text: str) -> Address:
     try:
-        Address.parse(machine.kvd_address)
-        return Address.parse(machine.address)
+        return Address.parse(text)
     except ValueError as error:
-        raise InvalidRequestError(f"machine.address: {error}") from None
+        raise InvalidRequestError(f"machine.{field}: {error}") from None
 
 
 def _check_same(there: MachineDescription, announced: MachineDescription | None) -> None:

@@ -43,7 +43,8 @@ def _cap(value: object) -> object:
 Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
 PowerCap = Annotated[Cap, BeforeValidator(_cap), PlainSerializer(str)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(_split)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+NAME = r"[A-Za-z0-9._-]{1,64}"
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 
 
 class Live:
