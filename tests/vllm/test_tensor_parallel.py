@@ -19,7 +19,7 @@ from splitwise.rpc.v1.common_pb2 import TRANSFER_MODE_LAYERWISE, TRANSFER_MODE_S
 from tests.support.tokenizers_small import byte_level
 from tests.vllm.harness import Node, Split, collect, greedy, prompt, take
 from tests.vllm.reference import PlainEngine
-from tests.vllm.shared_memory import nothing_left
+from tests.vllm.shared_memory import SHARED, nothing_left, orphans
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,7 +63,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def one_engine(small_model: Path) -> dict[int, list[int]]:
-    """What vLLM makes on two ranks without a connector."""
+    """What vLLM makes on two ranks without a connector; it leaves shared memory behind."""
     plain = PlainEngine(
         small_model,
         max_model_len=1024,
@@ -75,13 +75,16 @@ async def one_engine(small_model: Path) -> dict[int, list[int]]:
         return {length: await plain.answer(prompt(length), max_tokens=MADE) for length in LENGTHS}
     finally:
         await plain.close()
+        for name in orphans():
+            if name.startswith("vllm_dist_"):
+                (SHARED / name).unlink(missing_ok=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def two_ranks(
     one_engine: dict[int, list[int]], small_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Node, Node]]:
-    """Started when the plain engine is gone, which leaves shared memory of its own."""
+    """Started when the plain engine is gone, so that what is left at the end is ours."""
     settings = VllmSettings(
         model=small_model,
         dtype="float32",
