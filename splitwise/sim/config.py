@@ -174,7 +174,7 @@ def _build(config: SimulationConfig, catalog: Catalog) -> Cluster:
         max_running=config.max_running,
         max_preemptions=config.max_preemptions,
         layerwise_from_tokens=config.layerwise_from_tokens,
-        handoff_seconds=max(catalog.machine(kind).link_latency_seconds for kind in kinds),
+        hand_over_seconds=max(catalog.machine(kind).link_latency_seconds for kind in kinds),
         report_seconds=config.report_s,
         assumed_max_tokens=config.assumed_max_tokens,
         failures=tuple(Failure(part.machine, part.at_s, part.back_s) for part in config.failures),

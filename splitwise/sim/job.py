@@ -63,7 +63,7 @@ TOKEN_BYTES, BLOCK_TOKENS, RESERVE, BATCH_TOKENS, MAX_PREEMPTIONS = range(5)
 MAX_QUEUED, MAX_ATTEMPTS, HOLD_US, LAYERS, LAYERWISE_FROM, SERIAL, UNFINISHED = range(5, 12)
 SETUP = 12
 # `World.rates`
-REPORT_SECONDS, HANDOFF_SECONDS = 0, 1
+REPORT_SECONDS, HAND_OVER_SECONDS = 0, 1
 
 
 class Sim(Passed):
@@ -106,7 +106,7 @@ def new_sim(
         job_columns=COLUMNS,
         rows=cluster.rows,
         setup=setup,
-        rates=np.array([cluster.report_seconds, cluster.handoff_seconds]),
+        rates=np.array([cluster.report_seconds, cluster.hand_over_seconds]),
     )
     world.jobs[:, batching.KNOWN] = prompt_tokens
     world.jobs[:, END] = prompt_tokens + output_tokens

@@ -14,7 +14,7 @@ from splitwise.sim.job import (
     BEGAN,
     COMPUTING,
     ENDS,
-    HANDOFF_SECONDS,
+    HAND_OVER_SECONDS,
     LAYERS,
     LAYERWISE_FROM,
     LINK,
@@ -55,7 +55,7 @@ def push_after(world: World, source: int, job: int, tokens: int, now: float) -> 
     """Send the KV cache of `tokens` tokens now that the prompt is computed."""
     target = world.places[job, TOKEN_MACHINE]
     end, _ = _occupy(world, source, target, now, tokens * world.setup[TOKEN_BYTES])
-    world.times[job, RECEIVED] = end + world.rates[HANDOFF_SECONDS]
+    world.times[job, RECEIVED] = end + world.rates[HAND_OVER_SECONDS]
 
 
 @compiled
@@ -73,4 +73,4 @@ def push_along(world: World, machine: int) -> None:
         size = world.jobs[job, TAKEN] * world.setup[TOKEN_BYTES]
         end, speed = _occupy(world, machine, target, began + (ends - began) / layers, size)
         end = max(end, ends + size / layers / speed)
-        world.times[job, RECEIVED] = end + world.real[VISIBLE, machine] + world.rates[HANDOFF_SECONDS]
+        world.times[job, RECEIVED] = end + world.real[VISIBLE, machine] + world.rates[HAND_OVER_SECONDS]

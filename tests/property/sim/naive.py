@@ -275,7 +275,7 @@ class Naive:
                 end, speed = self.occupy(job, size, self.now + seconds / self.cluster.layers)
                 end = max(end, self.now + seconds + size / self.cluster.layers / speed)
                 visible = self.cluster.machines[box.index].visible_seconds
-                job.receipt = end + visible + self.cluster.handoff_seconds
+                job.receipt = end + visible + self.cluster.hand_over_seconds
 
     def occupy(self, job: Job, size: int, ready: float) -> tuple[float, float]:
         source, target = (self.boxes[index] for index in job.pair)
@@ -334,7 +334,7 @@ class Naive:
             return
         if context <= self.cluster.layerwise_from_tokens:
             size = context * self.cluster.token_bytes
-            job.receipt = self.occupy(job, size, self.now)[0] + self.cluster.handoff_seconds
+            job.receipt = self.occupy(job, size, self.now)[0] + self.cluster.hand_over_seconds
         heapq.heappush(self.heap, (max(job.receipt, self.now), RECEIPT, job.number, job.attempt))
 
     def received(self, job: Job) -> None:

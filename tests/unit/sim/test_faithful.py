@@ -44,7 +44,7 @@ def test_a_short_prompt_is_pushed_after_it() -> None:
     setup = cluster(1, 1)
     result = simulate(Trace.of([2.0], [400], [20]), setup)
     prompt = MODEL.prompt_seconds(400)
-    transfer = 400 * KV / 50e9 + setup.handoff_seconds
+    transfer = 400 * KV / 50e9 + setup.hand_over_seconds
     assert result.ttft[0] == pytest.approx(prompt)
     assert result.second_token[0] == pytest.approx(transfer + MODEL.token_seconds(1, 401))
     assert result.e2e[0] == pytest.approx(prompt + transfer + token_phase(400, 19))
@@ -54,7 +54,7 @@ def test_a_short_prompt_is_pushed_after_it() -> None:
 def test_a_long_prompt_hides_its_transfer_but_for_the_last_layer() -> None:
     setup = cluster(1, 1)
     result = simulate(Trace.of([0.0], [2000], [3]), setup)
-    visible = 2000 * KV / 50e9 / 80 + 0.005 + setup.handoff_seconds
+    visible = 2000 * KV / 50e9 / 80 + 0.005 + setup.hand_over_seconds
     assert result.second_token[0] == pytest.approx(visible + MODEL.token_seconds(1, 2001))
 
 
@@ -176,7 +176,7 @@ def test_a_prompt_longer_than_a_batch_is_computed_and_pushed_in_chunks() -> None
     assert result.ttft[0] == pytest.approx(sum(chunks))
     assert result.machine_load(0).iterations == 3
     assert result.machine_load(0).bytes_sent == 5000 * KV
-    visible = 904 * KV / 50e9 / 80 + 0.005 + setup.handoff_seconds  # the others went meanwhile
+    visible = 904 * KV / 50e9 / 80 + 0.005 + setup.hand_over_seconds  # the others went meanwhile
     assert result.second_token[0] == pytest.approx(visible + MODEL.token_seconds(1, 5001))
 
 

@@ -1,6 +1,6 @@
 """What the hand-over costs: the same requests split over two engines and on one, in turns.
 
-    python -m bench.handover --rounds 7 --lengths 100 500 1500 [--nixl]
+    python -m bench.hand_over --rounds 7 --lengths 100 500 1500 [--nixl]
 
 The paper calls the gap between first and second token the visible transfer latency; one
 token step is its floor. ``--nixl`` lets vLLM's own split take its turn as well. Medians over
@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.handover.peer import NixlPair, nixl_is_installed
+from bench.hand_over.peer import NixlPair, nixl_is_installed
 from services.engine.vllm import VllmSettings
 from services.engine.vllm.launch import engine_arguments
 from splitwise.models import ModelFolder, prepare_default_model
@@ -151,7 +151,7 @@ def report(lengths: list[int], ways: list[str], runs: Runs) -> None:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.handover", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.hand_over", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lengths", type=int, nargs="+", default=[100, 500, 1500])
     parser.add_argument("--nixl", action="store_true", help="vLLM's own split beside it (see peer.py)")
