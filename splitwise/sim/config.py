@@ -90,7 +90,7 @@ class SimulationConfig(_Part):
     max_running: int = Field(default=512, ge=1)
     max_preemptions: int = Field(default=4, ge=1)
     block_tokens: int = Field(default=16, ge=1)
-    layerwise_from_tokens: int = Field(default=512, ge=0)
+    serialized_below_tokens: int = Field(default=512, ge=0)
     report_s: float = Field(default=0.0, ge=0)
     assumed_max_tokens: int = Field(default=2048, ge=1)
     failures: list[FailurePart] = Field(default_factory=list)
@@ -173,7 +173,7 @@ def _build(config: SimulationConfig, catalog: Catalog) -> Cluster:
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         max_preemptions=config.max_preemptions,
-        layerwise_from_tokens=config.layerwise_from_tokens,
+        serialized_below_tokens=config.serialized_below_tokens,
         hand_over_seconds=max(catalog.machine(kind).link_latency_seconds for kind in kinds),
         report_seconds=config.report_s,
         assumed_max_tokens=config.assumed_max_tokens,

@@ -60,7 +60,7 @@ REAL_ROWS = 6
 
 # `World.setup`
 TOKEN_BYTES, BLOCK_TOKENS, RESERVE, BATCH_TOKENS, MAX_PREEMPTIONS = range(5)
-MAX_QUEUED, MAX_ATTEMPTS, HOLD_US, LAYERS, LAYERWISE_FROM, SERIAL, UNFINISHED = range(5, 12)
+MAX_QUEUED, MAX_ATTEMPTS, HOLD_US, LAYERS, SERIALIZED_BELOW, SERIAL, UNFINISHED = range(5, 12)
 SETUP = 12
 # `World.rates`
 REPORT_SECONDS, HAND_OVER_SECONDS = 0, 1
@@ -93,7 +93,7 @@ def new_sim(
     setup[MAX_ATTEMPTS] = scheduler.max_attempts
     setup[HOLD_US] = round(scheduler.borrow_hold * 1e6)
     setup[LAYERS] = cluster.layers
-    setup[LAYERWISE_FROM] = cluster.layerwise_from_tokens
+    setup[SERIALIZED_BELOW] = cluster.serialized_below_tokens
     setup[UNFINISHED] = len(prompt_tokens)
     world = new_world(
         machines=len(machines),

@@ -16,13 +16,13 @@ from splitwise.sim.job import (
     ENDS,
     HAND_OVER_SECONDS,
     LAYERS,
-    LAYERWISE_FROM,
     LINK,
     PROMPT_STAGE,
     PROMPTS,
     RECEIVES_FROM,
     RUN_PROMPTS,
     SENDS_FROM,
+    SERIALIZED_BELOW,
     TOKEN_BYTES,
     TOKEN_STAGE,
     VISIBLE,
@@ -34,7 +34,7 @@ from splitwise.sim.world import BYTES_SENT, LINK_BUSY, RECEIVED, TOKEN_MACHINE, 
 @compiled
 def layerwise(world: World, tokens: int) -> bool:
     """Whether a prompt of this length is pushed layer by layer."""
-    return bool(tokens > world.setup[LAYERWISE_FROM])
+    return bool(tokens >= world.setup[SERIALIZED_BELOW])
 
 
 @compiled

@@ -70,7 +70,7 @@ class Cluster:
     max_batch_tokens: int = 2048  # paper, section IV-B: throughput falls beyond
     max_running: int = 512
     max_preemptions: int = 4
-    layerwise_from_tokens: int = 512  # paper, section IV-C: below it one push after the prompt
+    serialized_below_tokens: int = 512  # paper, section IV-C; as the router's
     hand_over_seconds: float = 0.001  # signal, and the token machine's admission
     report_seconds: float = 0.0  # 0: machines tell the scheduler at once
     assumed_max_tokens: int = 2048  # max_tokens of a request, as far as the scheduler knows
@@ -85,7 +85,7 @@ class Cluster:
         for name in least_one:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("layerwise_from_tokens", "hand_over_seconds", "report_seconds"):
+        for name in ("serialized_below_tokens", "hand_over_seconds", "report_seconds"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
         for machine in self.machines:

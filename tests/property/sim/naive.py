@@ -270,7 +270,7 @@ class Naive:
             away = (
                 job.prompt_stage == "computing" and job.token_stage == "reserved" and job.pair[1] != box.index
             )
-            if away and job.context > self.cluster.layerwise_from_tokens:
+            if away and job.context >= self.cluster.serialized_below_tokens:
                 size = box.taken[job] * self.cluster.token_bytes
                 end, speed = self.occupy(job, size, self.now + seconds / self.cluster.layers)
                 end = max(end, self.now + seconds + size / self.cluster.layers / speed)
@@ -332,7 +332,7 @@ class Naive:
         if job.pair[1] == box.index:
             self.received(job)
             return
-        if context <= self.cluster.layerwise_from_tokens:
+        if context < self.cluster.serialized_below_tokens:
             size = context * self.cluster.token_bytes
             job.receipt = self.occupy(job, size, self.now)[0] + self.cluster.hand_over_seconds
         heapq.heappush(self.heap, (max(job.receipt, self.now), RECEIPT, job.number, job.attempt))

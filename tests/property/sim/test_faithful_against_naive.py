@@ -67,7 +67,7 @@ def random_case(
         max_batch_tokens=int(rng.integers(4, 2048)),
         max_running=int(rng.integers(2, 64)),
         max_preemptions=int(rng.integers(1, 6)),
-        layerwise_from_tokens=int(rng.integers(0, 400)),
+        serialized_below_tokens=int(rng.integers(0, 400)),
         hand_over_seconds=float(rng.uniform(0.0001, 0.01)),
         report_seconds=float(rng.uniform(0.05, 2.0)) if reports else 0.0,
         assumed_max_tokens=int(rng.integers(1, 200)),

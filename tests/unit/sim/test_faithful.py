@@ -51,11 +51,12 @@ def test_a_short_prompt_is_pushed_after_it() -> None:
     assert result.reason(0) == "jsq:prompt-pool/token-pool"
 
 
-def test_a_long_prompt_hides_its_transfer_but_for_the_last_layer() -> None:
+@pytest.mark.parametrize("tokens", [512, 2000])  # the shortest that the router does not serialize
+def test_a_long_prompt_hides_its_transfer_but_for_the_last_layer(tokens: int) -> None:
     setup = cluster(1, 1)
-    result = simulate(Trace.of([0.0], [2000], [3]), setup)
-    visible = 2000 * KV / 50e9 / 80 + 0.005 + setup.hand_over_seconds
-    assert result.second_token[0] == pytest.approx(visible + MODEL.token_seconds(1, 2001))
+    result = simulate(Trace.of([0.0], [tokens], [3]), setup)
+    visible = tokens * KV / 50e9 / 80 + 0.005 + setup.hand_over_seconds
+    assert result.second_token[0] == pytest.approx(visible + MODEL.token_seconds(1, tokens + 1))
 
 
 def test_transfers_wait_for_each_other_on_a_link() -> None:
