@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from numpy.typing import NDArray
 
+    from splitwise.provision.designs import Size
     from splitwise.provision.search import Answer
     from splitwise.sim.results import Result
 
@@ -49,16 +50,8 @@ def design_map(answer: Answer, *, throughput: bool) -> Figure:
     seen = {
         size: met for size, rate, met in answer.map if (rate >= answer.rate if met else rate <= answer.rate)
     }
-    wide = max([answer.tried.prompt, *(size.prompt for size in seen)])
-    high = max([answer.tried.token, *(size.token for size in seen)])
-    area = np.full((high, wide), np.nan)
-    for size, met in seen.items():
-        if throughput:
-            area[size.token - 1, size.prompt - 1] = met
-        elif met:
-            area[size.token - 1 :, size.prompt - 1 :] = 1
-        else:
-            area[: size.token, : size.prompt] = 0
+    area = _known_area(answer, seen, throughput=throughput)
+    high, wide = area.shape
     edges = (np.arange(wide + 1) + 0.5, np.arange(high + 1) + 0.5)
     axes.pcolormesh(*edges, area == 1, cmap=_shade(GOOD), vmin=0, vmax=1)
     axes.pcolormesh(*edges, area == 0, cmap=_shade(BAD), vmin=0, vmax=1)
@@ -99,8 +92,22 @@ def design_map(answer: Answer, *, throughput: bool) -> Figure:
     return figure
 
 
-def _shade(colour: str) -> Colormap:
+def _known_area(answer: Answer, seen: Mapping[Size, bool], *, throughput: bool) -> NDArray[np.float64]:
+    """Return by token and prompt machines: 1 meets the SLOs, 0 does not, NaN is not known."""
+    wide = max([answer.tried.prompt, *(size.prompt for size in seen)])
+    high = max([answer.tried.token, *(size.token for size in seen)])
+    area = np.full((high, wide), np.nan)
+    for size, met in seen.items():
+        if throughput:
+            area[size.token - 1, size.prompt - 1] = met
+        elif met:
+            area[size.token - 1 :, size.prompt - 1 :] = 1
+        else:
+            area[: size.token, : size.prompt] = 0
+    return area
 
+
+def _shade(colour: str) -> Colormap:
     return LinearSegmentedColormap.from_list("shade", [(1, 1, 1, 0), (*to_rgb(colour), 0.22)])
 
 

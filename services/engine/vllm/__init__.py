@@ -12,9 +12,16 @@ Importing this package loads neither vLLM nor torch; `VllmEngine.start` does.
 ``prompt_side``    scheduler side of outgoing transfers
 ``token_side``     scheduler side of incoming transfers
 ``worker_side``    KV memory, push plans, layer notices
+``plan``           what the scheduler side tells the worker side with each step
+``session``        which of an engine's processes speaks with the KV daemon, and for which rank
+``ranks``          the sessions of all tensor-parallel ranks, as if they were one
 ``memory``         KV cache inside a memfd (``cuda_memory``: in a CUDA VMM allocation)
 ``geometry``       how vLLM lays out blocks, in the contract's words
 ``first_token``    makes the V1 model runner take the first token as output
+``launch``         environment and arguments of vLLM
+``outputs``        vLLM's outputs to the contract's tokens
+``folder``         the engine's folder of sockets
+``leftovers``      what killed ranks leave in shared memory
 =================  ==================================================================
 """
 
