@@ -10,6 +10,7 @@ from splitwise.client.retry import DEFAULT_RETRY, Deadline, Tries
 from splitwise.launch.state import find_router
 from splitwise.rpc.identity import Role
 from splitwise.rpc.v1 import router_pb2, router_pb2_grpc
+from splitwise.telemetry.tracing import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,7 +94,7 @@ class RouterClient(ABC, Generic[S]):
 
     def _begin(self, request: router_pb2.GenerateRequest, timeout: float | None) -> S:
         def start(seconds: float | None) -> Any:
-            return self._stub.Generate(request, timeout=seconds)
+            return self._stub.Generate(request, timeout=seconds, metadata=current())
 
         return self._stream(start, self._tries(timeout))
 

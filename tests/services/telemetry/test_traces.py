@@ -156,7 +156,10 @@ async def test_the_sdk_continues_its_callers_span(traced: TracedCluster) -> None
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("caller")
     with tracer.start_as_current_span("page") as page:
         async with AsyncClient(traced.address) as client:
-            await client.generate("good morning", max_tokens=3).result()
+            answer = await client.generate(
+                "good morning", max_tokens=3, temperature=0, ignore_eos=True
+            ).result()
+    assert answer.output_tokens == 3
     context = page.get_span_context()
     spans = {span.name: span for span in await traced.trace(f"{context.trace_id:032x}")}
     assert spans["request"].parent_id == f"{context.span_id:016x}"
