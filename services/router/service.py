@@ -61,7 +61,7 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
     server = RpcServer(options.listen, (SERVICE,), tls=settings.tls)
     servicer = Servicer(frontend, registry, options)
     add_servicer(servicer, server.grpc)
-    gateway = GatewayOptions()
+    gateway = GatewayOptions(drain_s=STOP_GRACE_S)  # `_drain` has waited for requests before it stops
 
     def use(changed: Settings) -> None:
         nonlocal options
@@ -71,7 +71,6 @@ async def serve(settings: Settings, lifecycle: Lifecycle) -> None:
         gateway.api_keys, gateway.body_bytes = keys, options.http_body_bytes
 
     lifecycle.on_reload(use)
-    gateway.drain_s = options.drain_s
     async with AsyncExitStack() as stack:
         if log is not None:
             stack.enter_context(log)

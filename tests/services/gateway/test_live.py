@@ -18,6 +18,7 @@ from tests.services.gateway.live_cluster import LiveCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
 ENGINE: dict[str, Any] = {"time_scale": 0.1}
@@ -247,3 +248,27 @@ async def test_a_drain_ends_what_runs_and_exits_cleanly(
         text += chunk.choices[0].text
     assert text == expected(300)
     assert await asyncio.wait_for(cluster.router.process.wait(), 60) == 0
+
+
+async def test_a_drain_that_is_cut_takes_no_longer_for_open_streams(tmp_path: Path) -> None:
+    """The bound is the one that holds now: it is shortened while the router runs."""
+    settings = tmp_path / "splitwise.yaml"
+    settings.write_text("router: {drain_s: 600}")
+    cluster = LiveCluster(tmp_path)
+    try:
+        await cluster.start_router("--config", str(settings))
+        await cluster.start_machines("1xH100:prompt", "1xH100:token", time_scale=1.0)
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 7000, "stream": True}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{cluster.http}/v1/completions", json=body) as response,
+        ):
+            assert await response.content.readline()
+            settings.write_text("router: {drain_s: 1}")
+            cluster.router.process.send_signal(signal.SIGHUP)
+            await cluster.router.said("config.reloaded")
+            cluster.router.process.send_signal(signal.SIGTERM)
+            await cluster.router.said("drain.cut")
+            assert await asyncio.wait_for(cluster.router.process.wait(), 60) == 0
+    finally:
+        await cluster.stop()
