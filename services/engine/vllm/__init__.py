@@ -17,7 +17,7 @@ Importing this package loads neither vLLM nor torch; `VllmEngine.start` does.
 ``ranks``          the sessions of all tensor-parallel ranks, as if they were one
 ``memory``         KV cache inside a memfd (``cuda_memory``: in a CUDA VMM allocation)
 ``geometry``       how vLLM lays out blocks, in the contract's words
-``first_token``    makes the V1 model runner take the first token as output
+``first_token``    what the V1 model runner lacks: a first token as output, seeds with chunks on CPUs
 ``launch``         environment and arguments of vLLM
 ``outputs``        vLLM's outputs to the contract's tokens
 ``folder``         the engine's folder of sockets
