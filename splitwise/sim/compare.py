@@ -7,7 +7,8 @@ The log is JSON lines, one object per finished request::
      "e2e_us": 2014000}
 
 with the fields of the protocol's `Timing`; they may also stand in an object ``timing``. The
-same file replays as a trace.
+same file replays as a trace. The log's times between tokens leave the second token out, the
+simulator's (and the paper's) count it: measured ones are compared with it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,20 @@ def load_log(path: Path) -> RequestLog:
         name=path.name,
     )
     columns = np.array([row[3] for row in rows]) * 1e-6
-    return RequestLog(trace, {name: columns[:, index] for index, name in enumerate(FIELDS)})
+    measured = {name: columns[:, index] for index, name in enumerate(FIELDS)}
+    return RequestLog(trace, measured | _with_second_token(measured, trace.output_tokens.astype(np.int64)))
+
+
+def _with_second_token(
+    measured: dict[str, NDArray[np.float64]], tokens: NDArray[np.int64]
+) -> dict[str, NDArray[np.float64]]:
+    """Return mean and longest time between all tokens, from those after the second and the second's own."""
+    second, later = measured["second_token"], np.maximum(tokens - 2, 0)
+    mean, longest = (np.where(later > 0, measured[name], 0.0) for name in ("tbt_mean", "tbt_max"))
+    return {
+        "tbt_mean": np.where(tokens > 1, (second + mean * later) / np.maximum(tokens - 1, 1), np.nan),
+        "tbt_max": np.where(tokens > 1, np.maximum(second, longest), np.nan),
+    }
 
 
 def _row(path: Path, number: int, line: str) -> tuple[int, int, int, list[float]]:

@@ -18,6 +18,8 @@ def main() -> None:
         HF_HUB_OFFLINE="1",
         VLLM_LOGGING_LEVEL="ERROR",
     )
+    # An engine that the test's own process ran has set it to a folder that may be gone.
+    os.environ.pop("VLLM_RPC_BASE_PATH", None)
     from vllm import LLM, SamplingParams
 
     engine = LLM(enforce_eager=True, enable_prefix_caching=False, **json.loads(sys.argv[1]))

@@ -117,6 +117,7 @@ def test_slo_verdicts_turn_with_the_limits(config_file: Path) -> None:
 def test_a_log_of_the_simulation_itself_compares_without_error(config_file: Path, tmp_path: Path) -> None:
     result = run_experiment(load_config(config_file)).results[0]
     log = tmp_path / "log.jsonl"
+    later_mean = (result.last - result.second) / np.maximum(result.trace.output_tokens - 2, 1)
     with log.open("w") as file:
         for index in range(len(result.trace)):
             entry = {
@@ -126,6 +127,7 @@ def test_a_log_of_the_simulation_itself_compares_without_error(config_file: Path
                 "timing": {
                     "ttft_us": round(result.ttft[index] * 1e6),
                     "second_us": round(result.second_token[index] * 1e6),
+                    "tbt_mean_us": round(later_mean[index] * 1e6),
                     "tbt_max_us": round(result.tbt_max[index] * 1e6),
                     "e2e_us": round(result.e2e[index] * 1e6),
                 },
@@ -135,7 +137,7 @@ def test_a_log_of_the_simulation_itself_compares_without_error(config_file: Path
     answer = runner.invoke(app, [str(config_file), "--compare", str(log), "--json"])
     assert answer.exit_code == 0, answer.output
     found = json.loads(answer.output)["differences"]
-    assert {row["metric"] for row in found} == {"ttft", "second_token", "tbt_max", "e2e"}
+    assert {row["metric"] for row in found} == {"ttft", "second_token", "tbt_mean", "tbt_max", "e2e"}
     for row in found:
         assert row["simulated_s"] == pytest.approx(row["measured_s"], abs=2e-6)
     assert "e2e" in runner.invoke(app, [str(config_file), "--compare", str(log)]).output
@@ -167,3 +169,26 @@ def test_trace_commands(tmp_path: Path) -> None:
     bad = runner.invoke(trace_app, ["describe", str(tmp_path / "none.csv")])
     assert bad.exit_code == ExitCode.FAILED
     assert "cannot be read" in bad.output
+
+
+@pytest.mark.parametrize(
+    ("tokens", "timing", "mean", "longest"),
+    [
+        (4, {"second_us": 100, "tbt_mean_us": 40, "tbt_max_us": 50}, 60e-6, 100e-6),
+        (4, {"second_us": 10, "tbt_mean_us": 40, "tbt_max_us": 50}, 30e-6, 50e-6),
+        (2, {"second_us": 100, "tbt_mean_us": 0, "tbt_max_us": 0}, 100e-6, 100e-6),
+        (1, {"second_us": 0, "tbt_mean_us": 0, "tbt_max_us": 0}, None, None),
+        (4, {"second_us": 100}, None, None),
+    ],
+)
+def test_measured_times_between_tokens_count_the_second_token(
+    tmp_path: Path, tokens: int, timing: dict[str, int], mean: float | None, longest: float | None
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        json.dumps({"arrived_unix_ns": 1, "prompt_tokens": 1, "output_tokens": tokens, "timing": timing})
+    )
+    measured = load_log(log).measured
+    for metric, wanted in (("tbt_mean", mean), ("tbt_max", longest)):
+        found = measured[metric][0]
+        assert np.isnan(found) if wanted is None else found == pytest.approx(wanted)
