@@ -68,7 +68,7 @@ async def start(
 
 
 async def started(stack: AsyncExitStack, *arguments: str) -> str:
-    """Start one of our helpers and return the address that it prints."""
+    """Start one of the mock processes and return the address that it prints."""
     process = await start(stack, sys.executable, "-m", *arguments, stdout=PIPE)
     assert process.stdout is not None
     return (await process.stdout.readline()).decode().strip()
