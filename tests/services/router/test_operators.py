@@ -53,7 +53,7 @@ async def test_a_router_without_machines_says_so(tmp_path: Path) -> None:
 
 async def test_every_machine_that_was_weighed_is_explained(cluster: RouterCluster) -> None:
     async with asyncio.timeout(10):
-        while not await serving(cluster):  # the health follows at the router's next tick
+        while not await serving(cluster):  # noqa: ASYNC110 - the health follows at the next tick
             await asyncio.sleep(0.01)
     asked = request(max_tokens=30, logprobs=2)
     asked.client_request_id = "mine"
